@@ -82,7 +82,7 @@ def _reason_lines(line: LedgerLine, taken: str, given: str) -> Iterator[str]:
     for what, unit in (
         ("added", given),
         ("quarantined", ""),
-        ("dropped", taken),
+        ("dropped", given if line.step == "format" else taken),
         ("tokens_dropped", "token"),
         ("tokens_added", "token"),
     ):

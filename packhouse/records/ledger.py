@@ -37,7 +37,8 @@ class RowCounts:
     quarantined_again: int = 0
     """Bad records of rows that already have another bad record in this step or an earlier one."""
     dropped: Mapping[str, int] = field(default_factory=dict)
-    """Policy -> dropped rows; all are in the version's records or dropped file."""
+    """Policy -> dropped rows; all are in the version's records or dropped file, except answers of
+    long rows, whose records format only counts."""
     tokens_in: int | None = None
     tokens_out: int | None = None
     tokens_dropped: Mapping[str, int] = field(default_factory=dict)

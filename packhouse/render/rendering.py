@@ -89,6 +89,11 @@ class Rendering:
         """Return the texts of one message from byte `at` on."""
         return [o for o in self._of_message.get(message, ()) if o.start >= at]
 
+    def before(self, message: int) -> bytes:
+        """Return all before the texts of this message and later ones; nothing if it has none."""
+        starts = (o.start for o in self.occurrences if o.field.message >= message)
+        return self.text[: min(starts, default=0)]
+
     def between(self, start: int, end: int) -> "Rendering":
         """Return bytes `start` to `end`, without blocks. They must not cut a text of the row."""
         parts = list[Part]()

@@ -302,7 +302,8 @@ class RowRenderer:
             rule = Answers(raw, talk, config, self.facts, control, limit)
             records = rule.records(answers)
             written, last = [record.rendering for record in records], records[-1].num_messages
-            notes = rule.notes + check_row(talk, written, last, {*answers, *others})
+            kept = {*others, *(number for record in records for number in record.turns)}
+            notes = rule.notes + check_row(talk, written, last, kept)
             add_other_turns(records, talk, other_spans(talk, others, control))
             if len(written) == 1 and rule.notes["rewritten_prompts"] and last == len(raw):
                 # The empty thoughts that Qwen3 writes before each answer stay in the record.

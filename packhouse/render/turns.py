@@ -95,8 +95,7 @@ class Answers:
         config: format section of the recipe.
         facts: properties of the template, learned from probes.
         control: matches control tokens.
-        limit: if given, answers are left out from the first record whose prompt is over it, unless
-            the prompt of the last answer is not.
+        limit: if given, answers whose prompts start a record and are over it are left out.
     """
 
     def __init__(
@@ -135,12 +134,20 @@ class Answers:
                 return [long]
             self.notes.clear()
         made: list[Record] = []
+        limit, history = self._limit, None
         for place, number in enumerate(wanted):
+            # What the last prompt keeps of the messages before an answer is in the answer's own
+            # prompt, too. If that is too long, all later prompts are.
+            if limit and history and not limit.fits(history.before(number)):
+                self.notes["answers_too_long"] += len(wanted) - place
+                break
             turn = self._turn(number)
             joined = self._join(made[-1], turn) if made and can_join else None
-            if made and joined is None and self._is_too_long(turn.prompt, wanted[-1]):
-                self.notes["answers_too_long"] = len(wanted) - place
-                break
+            if limit and made and joined is None and not limit.fits(turn.prompt.text):
+                self.notes["answers_too_long"] += 1
+                last = self._arguments(wanted[-1])[0][0]
+                history = history or self._talk.prefix(wanted[-1], last, is_prompt=True)
+                continue
             self.notes.update(turn.notes)
             if joined is None:
                 made.append(Record(joined := turn.prompt))
@@ -161,13 +168,6 @@ class Answers:
                 )
         self._extend(made[-1])
         return made
-
-    def _is_too_long(self, prompt: Rendering, last: int) -> bool:
-        """Return True if neither this prompt nor that of the last answer fits into a pack."""
-        if self._limit is None or self._limit.fits(prompt.text):
-            return False
-        arguments = self._arguments(last)[0][0]
-        return not self._limit.fits(self._talk.prefix(last, arguments, is_prompt=True).text)
 
     def _extend(self, last: Record) -> None:
         """Append the messages after the last trained answer, if the text before stays the same."""

@@ -128,7 +128,18 @@ def thinking(number, words):
     return turns
 
 
-@pytest.mark.parametrize("setting", ["joined", "alone"])
+def working(number, words):
+    """One question, and an answer after many calls."""
+    turns = [{"role": "user", "content": "Find out."}]
+    for at in range(number):
+        call = {"type": "function", "function": {"name": "look", "arguments": {"n": at}}}
+        thought = f"Look {at} {'on ' * words}".strip()
+        asked = {"role": "assistant", "content": "", "reasoning": thought}
+        turns += [{**asked, "tool_calls": json.dumps([call])}, {"role": "tool", "content": "No."}]
+    return [*turns, {"role": "assistant", "content": "Nothing.", "reasoning": "All was seen."}]
+
+
+@pytest.mark.parametrize("setting", ["exact", "alone"])
 def test_answers_whose_records_fit_no_pack_are_counted_and_not_built(shared, setting):
     pytest.importorskip("trl", reason="TRL is not installed")
     from tests.templates.families import family, snapshot_of
@@ -136,7 +147,9 @@ def test_answers_whose_records_fit_no_pack_are_counted_and_not_built(shared, set
     snapshot = snapshot_of(family("qwen3.jinja"))
     limit = TokenLimit(2000, snapshot.backend)
     config = FormatConfig(turns=setting)
-    talks = [thinking(200, 3), thinking(10, 3), thinking(200, 9)]
+    # Earlier reasoning is kept only up to the next question, so prompts become shorter again.
+    busy = [*working(8, 400), *thinking(12, 3), *working(8, 400)]
+    talks = [thinking(200, 3), thinking(10, 3), thinking(200, 9), busy]
 
     def texts(talk, limit=None):
         out = make_renderer(config, snapshot, limit=limit).render(make_table(talk))
@@ -146,10 +159,11 @@ def test_answers_whose_records_fit_no_pack_are_counted_and_not_built(shared, set
     for talk in talks:
         every, _ = texts([talk])
         some, left_out = texts([talk], limit)
-        assert some == every[: len(some)]
+        fitting = [text for text in every if limit.fits(text.encode())]
+        assert [text for text in some if limit.fits(text.encode())] == fitting
         assert left_out == len(every) - len(some)
-        assert len(talk) == 20 or not limit.fits(every[len(some)].encode())
-        assert all(limit.fits(text.encode()) for text in some[:-1])
+        assert left_out > 0 or len(talk) == 20
+        assert len(some) < len(fitting) + 3
         kept += some
     assert texts(talks, limit)[0] == kept  # two rows of one shape, whose limits differ
 

@@ -6,6 +6,7 @@ tokenizers and pack sizes, and appending to a file recomputes only the new shard
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -204,15 +205,19 @@ def compute(work: Work[FormatParameters], folder: Path) -> ShardCounts:
             "was discarded. Run again."
         )
     formatted = read_table(folder / "formatted.arrow")
-    rows_out = formatted.num_rows
+    rows_out, added, dropped = formatted.num_rows, Counter(reply["added"]), dict[str, int]()
+    if left_out := reply["notes"].get("answers_too_long", 0):
+        added["turns"] += left_out
+        dropped["over_seq_len"] = left_out
     bad = take_refused(folder, parameters.shard, recipe.validate_, [validated])
-    put_out = rows_out + sum(bad["quarantined"].values())
-    if put_out != rows_in + sum(reply["added"].values()):
+    put_out = rows_out + sum(bad["quarantined"].values()) + sum(dropped.values())
+    if put_out != rows_in + added.total():
         raise ContractError(f"format received {rows_in:,} rows but returned {put_out:,}")
     return ShardCounts(
         rows_in=rows_in,
         rows_out=rows_out,
-        added=reply["added"],
+        added=dict(added),
+        dropped=dropped,
         **bad,
         notes=dict(sorted(reply["notes"].items())),
         stop_tokens=reply["stop_tokens"],

@@ -269,8 +269,10 @@ def _unwritten(
     ranges, pieces = sorted(ranges), list(_pieces(field))
     is_thought_out = field.kind == "content" and any(is_thinking for _, _, is_thinking in pieces)
     if not ranges and not is_thought_out:
-        if field.value.strip() or not field.is_stripped:
+        if field.value.strip():
             yield field.value, field.kind == "thought"
+        elif not field.is_stripped:  # Llama 3.1 leaves out a line break next to a call
+            field.trace.unrecorded.add((field.message, "blank"))
         return
     # In rows that answer alike, something else may be left out.
     field.trace.unrecorded.add((field.message, "written in part"))
@@ -278,8 +280,7 @@ def _unwritten(
         text = field.value[start:end]
         is_all = end - start == len(field.value)
         end = start + len(text.rstrip())
-        start = end - len(text.strip())
-        at = start
+        start = at = end - len(text.strip())
         for first, last in ranges:
             if first <= at < last:
                 at = last

@@ -533,7 +533,7 @@ class Answers:
             elif opens:
                 best = ["put it into a field (reasoning_content) and set format.thought_end"]
             else:  # `thought_end` would close reasoning that was never opened
-                best = [IN_TAGS] if thinks else []
+                best = [IN_TAGS] if thinks and self._control.fullmatch(b"<think>") else []
             raise self._thought_lost(number, "", [*best, *remedies])
         own = [o for o in finished.own(number) if o.field.kind != "thought"]
         first = own[0].start if own else 0

@@ -25,8 +25,6 @@ from packhouse.system.arrays import Bools, Float32s, Int64s
 Window = tuple[int, int]
 """First and last exchange, both inclusive."""
 
-_MARGIN = 8  # tokens that a tokenizer may add to those of the text
-
 
 @dataclass(frozen=True, slots=True)
 class WindowRule:
@@ -44,7 +42,7 @@ class WindowRule:
         including those that the tokenizer adds, and fits into 2,048.
         """
         num_bytes = pc.binary_length(formatted.column("text")).to_numpy()
-        over = num_bytes + _MARGIN > self.seq_len
+        over = num_bytes + 8 > self.seq_len  # a tokenizer adds fewer than 8 tokens
         if over.any():
             over[over] = self.measure(formatted.filter(pa.array(over))) > self.seq_len
         return np.asarray(over)

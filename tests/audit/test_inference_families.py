@@ -149,6 +149,22 @@ def test_ids_and_masks_alone_raise_no_false_alarm(name, turns):
         assert agree == (total.spans,) * 3
 
 
+@pytest.mark.parametrize("name", ["deepseek_r1_distill.jinja", "qwen3_8.jinja"])
+def test_ids_and_masks_alone_show_a_trained_thinking_tag(name):
+    tags = snapshot_of(family(name)).added_tokens["<think>"]
+
+    def early(tokenized):
+        rows = tokenized.to_pylist()
+        for row in rows:
+            for span in row["trained_ranges"]:
+                before = row["input_ids"][: span["start"]]
+                span["start"] = len(before) - 1 - before[::-1].index(tags)
+        return pa.Table.from_pylist(rows, tokenized.schema)
+
+    findings, _ = audited_as_given(name, "alone", early)
+    assert all(found["other_prompts"] for found in findings.values())
+
+
 @pytest.mark.parametrize("name", names())
 def test_ids_and_masks_alone_show_a_shifted_span(name):
     for by_start, by_end in ((1, 0), (-1, 0), (0, -1)):

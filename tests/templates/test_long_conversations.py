@@ -162,7 +162,7 @@ def test_answers_whose_records_fit_no_pack_are_counted_and_not_built(shared, set
         fitting = [text for text in every if limit.fits(text.encode())]
         assert [text for text in some if limit.fits(text.encode())] == fitting
         assert left_out == len(every) - len(some)
-        assert left_out > 0 or len(talk) == 20
+        assert left_out > 0 or len(talk) == 20 or setting == "exact"
         assert len(some) < len(fitting) + 3
         kept += some
     assert texts(talks, limit)[0] == kept  # two rows of one shape, whose limits differ

@@ -105,6 +105,10 @@ MEANINGS = {
     "trained_headers": Meaning(
         "the header of an answer is trained", "start the trained span after the header"
     ),
+    "other_prompts": Meaning(
+        "an answer begins right after its header, but prompts at inference go on, as with <think>",
+        "start the trained span where the generation prompt ends",
+    ),
     "missing_headers": Meaning(
         "the record does not begin like the template, or has no header before the answer",
         "the prompt was cut (drop them or raise the limit), or a record boundary is wrong",

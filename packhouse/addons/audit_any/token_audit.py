@@ -280,12 +280,20 @@ class _Scan:
         # Stop tokens at [2 5], spans [1, 3) and [4, 8): [0 1] stop tokens before their last tokens.
         before = np.append(0, np.cumsum(is_stop))
         records = edges[rows.offsets[rows.range_rows]].tolist()
-        places = zip(records, edges[begins].tolist(), strict=True)
+        places = [*zip(records, edges[begins].tolist(), strict=True)]
         totals.spans += len(begins)
         totals.spans_stopped += int(is_stop[stops - 1].sum())
         totals.spans_of_one_stop += int((before[stops - 1] == before[begins]).sum())
-        opens = self.turns.generation_opens
-        totals.spans_after_header += sum(data.endswith(opens, *place) for place in places)
+        opens, header = self.turns.generation_opens, self.turns.answer_opens[:1]
+        opened = [data.endswith(opens, *place) for place in places]
+        totals.spans_after_header += sum(opened)
+        # Right after a header, but all prompts at inference have more, such as `<think>`.
+        if header and header[0] not in {text.rstrip() for text in opens}:
+            others = [
+                not is_opened and data[max(at - 200, start) : at].rstrip().endswith(header)
+                for is_opened, (start, at) in zip(opened, places, strict=True)
+            ]
+            self._note(rows, "other_prompts", begins[np.array(others, np.bool_)])
 
     def _leaks(self, rows: TokenRows, data: bytes, edges: Int64s) -> None:
         """Find rows whose records start without a boundary, or are joined by attention."""

@@ -59,7 +59,7 @@ def rendered(name, turns):
 
 @cache
 def learned(name):
-    """What `packhouse audit` learns about a template."""
+    """Learn about a template like `packhouse audit`."""
     of, rows = family(name), []
     snapshot, config = snapshot_of(of), FormatConfig()
     for probe in audit_turns.PROBES:
@@ -76,7 +76,7 @@ def learned(name):
 
 
 def audited_as_given(name, turns, change=lambda tokenized: tokenized):
-    """What `packhouse audit` finds in the ids and masks alone: findings by shape, and totals."""
+    """Audit ids and masks alone, and return findings by shape, and totals."""
     snapshot, findings, totals = snapshot_of(family(name)), {}, []
     pipeline = read_pipeline(snapshot.backend)
     for shape, made in rendered(name, turns).items():

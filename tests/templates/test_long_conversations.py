@@ -165,7 +165,7 @@ def test_answers_whose_records_fit_no_pack_are_counted_and_not_built(shared, set
         assert left_out > 0 or len(talk) == 20 or setting == "exact"
         assert len(some) < len(fitting) + 3
         kept += some
-    assert texts(talks, limit)[0] == kept  # two rows of one shape, whose limits differ
+    assert texts(talks, limit)[0] == kept  # two rows with the same shape, whose limits differ
 
 
 def test_the_limit_of_records_is_the_same_for_most_lengths_of_packs():

@@ -49,7 +49,7 @@ class Sample:
 
 @dataclass(slots=True)
 class Totals:
-    """Counts over all rows that are no findings."""
+    """Counts over all rows, other than findings."""
 
     rows: int = 0
     records: int = 0

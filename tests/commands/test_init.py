@@ -1157,7 +1157,7 @@ def test_init_shows_the_cost_of_split_rows(tmp_path, monkeypatch):
     monkeypatch.setattr(command, "render_sample", split)
     assert (
         "records hold 1.47 times the text of one rendering per row, because the template writes "
-        "earlier turns differently once others follow; alternatives: format.turns: whole if the "
-        "template allows it; format.reasoning: strip if rows have reasoning; format.train_on: "
+        "earlier turns differently once others follow; alternatives: format.turns: whole; "
+        "format.reasoning: strip if rows have reasoning; format.train_on: "
         "last_assistant"
     ) in printed("split.yaml")

@@ -97,6 +97,7 @@ TOOLS = [{"name": "add", "description": "Add two numbers and return the sum."}]
         ({"messages": [{**MESSAGES[0], "hint": LONG}, MESSAGES[1]]}, {}, ["messages[].hint"]),
         ({"question": "Why?", "answer": "So.", "背景": "天空是蓝色的因为空气很多"}, {}, ["背景"]),
         ({"question": "Why?", "answer": "So.", "options": ["A: so", "B: not"]}, {}, ["options"]),
+        ({"input_ids": [5, 6], "labels": [5, 6], "text": LONG}, {}, ["text"]),
     ],
 )
 def test_a_field_with_text_that_nobody_reads_is_counted(tmp_path, row, config, names):
@@ -116,7 +117,6 @@ def test_a_field_with_text_that_nobody_reads_is_counted(tmp_path, row, config, n
         ({"question": "Why?", "answer": "So.", "made": "2026-11-27 10:00 UTC", "n": 1.5}, {}),
         ({"question": "Why?", "answer": "So.", "tags": ["sky", "air", "blue", "why"]}, {}),
         ({"prompt": "Why is it so?", "chosen": "So.", "rejected": LONG}, {}),
-        ({"input_ids": [5, 6], "labels": [5, 6], "text": LONG}, {}),
     ],
 )
 def test_repeated_or_explanatory_text_may_be_ignored(tmp_path, row, config):

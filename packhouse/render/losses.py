@@ -269,7 +269,7 @@ def _unwritten(
     ranges, pieces = sorted(ranges), list(_pieces(field))
     is_thought_out = field.kind == "content" and any(is_thinking for _, _, is_thinking in pieces)
     if not ranges and not is_thought_out:
-        if field.value.strip():
+        if field.value.strip() or (field.kind == "thought" and not field.is_stripped):
             yield field.value, field.kind == "thought"
         elif not field.is_stripped:  # Llama 3.1 leaves out a line break next to a call
             field.trace.unrecorded.add((field.message, "blank"))

@@ -333,8 +333,8 @@ def prepare(
         for note in notes:
             log.warning("%s", note)
     published = prepared.published
-    left = f"it stays at {published.ref_version}, for the recipe was changed for this call, or says"
-    left += " publish.move_ref: false; publish={'move_ref': True} moves it"
+    left = f"it stays at {published.ref_version}, because the recipe was changed for this call, or "
+    left += "has publish.move_ref: false; publish={'move_ref': True} moves it"
     return Version(
         open_stored(recipe.publish.store, recipe.dataset, prepared.version),
         cache=place.folder,

@@ -47,7 +47,8 @@ def photograph(report: Path) -> list[Image.Image]:
         driver.get(report.as_uri())
         height = driver.execute_script("return document.documentElement.scrollHeight")
         driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {**size, "height": height})
-        time.sleep(2)  # until the charts are redrawn
+        # Vega redraws its charts up to a second after the new height, and no event says when.
+        time.sleep(2)
         whole = Image.open(io.BytesIO(driver.get_screenshot_as_png()))
         parts = []
         for place in ("header", ".tiles", "#flow", "#lengths .grid", "#samples"):

@@ -621,7 +621,8 @@ def _read_file(path: Path) -> Iterator[pa.RecordBatch]:
     try:
         for batch in read_batches(path):
             yield batch.select(QUARANTINED.names).cast(QUARANTINED)
-    # Not `pa.ArrowException`, which includes running out of memory: that is not the file's fault.
+    # A type that does not cast, a damaged file, a missing column, a value out of range. Not
+    # `pa.ArrowException`, which includes running out of memory: that is not the file's fault.
     except (pa.ArrowNotImplementedError, IntegrityError, KeyError, ValueError) as error:
         raise ConfigError(f"'{path}' is not a quarantine file: {error}") from None
 

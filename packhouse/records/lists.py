@@ -89,7 +89,7 @@ def flat_list(column: pa.ChunkedArray | pa.Array) -> tuple[np.ndarray, Offsets]:
         ([7, 8, 9, 5, 6], [0, 3, 5])
     """
     array = one_chunk(column)
-    return zero_based(array.values.to_numpy(zero_copy_only=True), list_offsets(array))
+    return _zero_based(array.values.to_numpy(zero_copy_only=True), list_offsets(array))
 
 
 def list_items(column: pa.ChunkedArray | pa.Array) -> tuple[pa.Array, Int64s]:
@@ -105,7 +105,7 @@ def list_items(column: pa.ChunkedArray | pa.Array) -> tuple[pa.Array, Int64s]:
     return array.values.slice(offsets[0], offsets[-1] - offsets[0]), offsets - offsets[0]
 
 
-def zero_based(values: np.ndarray, offsets: Offsets) -> tuple[np.ndarray, Offsets]:
+def _zero_based(values: np.ndarray, offsets: Offsets) -> tuple[np.ndarray, Offsets]:
     """Return the lists with offsets that start at 0 and no values outside them.
 
     A slice of an Arrow array shares the buffers of the whole one, so its offsets begin anywhere.
@@ -121,7 +121,7 @@ def string_bytes(column: pa.ChunkedArray | pa.Array) -> tuple[Bytes, Offsets]:
     array = one_chunk(column)
     data = array.buffers()[2] if len(array) else None
     values = np.frombuffer(data, dtype=np.uint8) if data is not None else np.empty(0, np.uint8)
-    return zero_based(values, list_offsets(array))
+    return _zero_based(values, list_offsets(array))
 
 
 def read_ranges(column: pa.ChunkedArray | pa.Array) -> Ranges:

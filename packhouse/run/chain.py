@@ -217,7 +217,7 @@ def _do_steps(
             check_all_text_is_read(recipe, plan.validate, done)
             return_freed_memory()  # the worker needs some for tokenizers now
     gates.add([quarantine])
-    run_if_idle(forget_encoders)
+    run_if_idle(forget_encoders)  # 150 MB for Qwen; the steps that follow encode nothing
     (packed,) = do([plan.pack])
     output = output_jobs(plan, recipe, packed.facts)
     hold(job.key for job in output)

@@ -278,7 +278,7 @@ class PluginCheck:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Audit:
-    """What the tokens of a version teach: counts, and the worst rows of each finding."""
+    """Counts of what the tokens of a version teach, and the worst rows of each finding."""
 
     dataset: Counters = field(default_factory=dict)
     sources: Mapping[str, Counters] = field(default_factory=dict)

@@ -234,7 +234,7 @@ def stream_from_worker(
 
 
 def run_if_idle(call: Callable[[], Any]) -> None:
-    """Run a call in a worker that waits for work, if there is one: to free its memory."""
+    """Run a call in the idle worker, if any; a new one would have no memory to free."""
     if _idle:
         run_in_worker(call, what="an idle worker", blames=PackhouseError)
 

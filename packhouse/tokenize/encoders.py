@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 
 from packhouse.errors import TokenizerError
 from packhouse.recipe.settings import PipelineChoice
-from packhouse.records.lists import list_offsets, string_bytes, zero_based
+from packhouse.records.lists import list_offsets, string_bytes
 from packhouse.system.arrays import Bools, Bytes, Int32s, Int64s
 from packhouse.system.progress import advance
 from packhouse.system.terminal import check_interrupted
@@ -112,7 +112,7 @@ class TokenTexts:
             >>> table.widths.tolist(), table.is_spaced.tolist()
             ([1, 3, 0], [False, True, False])
         """
-        data, edges = zero_based(*string_bytes(tokens))
+        data, edges = string_bytes(tokens)
         widths = np.diff(edges)
         is_spaced = widths > 0
         is_spaced[is_spaced] = data[edges[:-1][is_spaced]] == ord(" ")
@@ -159,7 +159,7 @@ class TokenTexts:
             low, high = np.searchsorted(shortened, [start, start + _BLOCK])
             own = pa.array(ids[start : start + _BLOCK])
             tokens = pc.take(self.tokens, own, boundscheck=False)
-            joined, edges = zero_based(*string_bytes(tokens))
+            joined, edges = string_bytes(tokens)
             if high > low:
                 # Tokens " a" and " b", the second one shortened: edges [0 2 3], bytes b" ab".
                 is_cut = np.zeros(len(edges), np.int32)

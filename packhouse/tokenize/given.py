@@ -15,7 +15,6 @@ from packhouse.records.lists import (
     ranges_array,
     string_bytes,
     weights_column,
-    zero_based,
 )
 from packhouse.records.messages import FlatMessages
 from packhouse.records.tables import FORMATTED, QUARANTINED, TOKENIZED, refused_rows
@@ -49,7 +48,7 @@ def read_given(validated: pa.Table, snapshot: TokenizerSnapshot) -> GivenTokens:
         snapshot: the tokenizer of the ids.
     """
     flat = FlatMessages.of(validated["messages"])
-    data, bounds = zero_based(*string_bytes(flat["content"]))
+    data, bounds = string_bytes(flat["content"])
     ids = np.frombuffer(bytes.fromhex(data.tobytes().decode("ascii")), ">u4").astype(np.int32)
     # Index of each message's first id: contents of 16 and 8 digits are ids [0, 2) and [2, 3).
     bounds = bounds.astype(np.int64) // 8

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from packhouse.records.lists import list_items, string_bytes, zero_based
+from packhouse.records.lists import list_items, string_bytes
 from packhouse.system.arrays import Bools, Bytes, Int32s, Int64s
 from packhouse.tokenize.encoders import Pipeline
 
@@ -32,7 +32,7 @@ def flat_texts(texts: pa.ChunkedArray | pa.StringArray) -> tuple[Bytes, Int64s]:
         >>> data.tobytes(), bases.tolist()
         (b'a\xc3\xa9', [0, 1, 1, 3])
     """
-    data, bases = zero_based(*string_bytes(texts))
+    data, bases = string_bytes(texts)
     return data, bases.astype(np.int64)
 
 

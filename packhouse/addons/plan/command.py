@@ -128,7 +128,7 @@ def explain(recipe_path: str, overrides: tuple[str, ...], cache: Path, as_json: 
 
 @dataclass(slots=True)
 class ExplainedJob:
-    """What a run would do with one job."""
+    """Result of looking up one job in the cache."""
 
     step: str
     label: str

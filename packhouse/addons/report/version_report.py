@@ -225,7 +225,8 @@ _TOO_LONG = pa.array(["over_seq_len", "first_turn_too_long"])
 
 def _grouped(rows: pa.RecordBatch, keys: list[str], counts: list[Any]) -> Samples:
     table = pa.Table.from_batches([rows]).group_by(keys, use_threads=False).aggregate(counts)
-    return table.to_pylist()  # type: ignore[no-any-return]
+    found: Samples = table.to_pylist()
+    return found
 
 
 def _cut(found: dict[str, Samples]) -> dict[str, Samples]:

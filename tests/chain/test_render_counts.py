@@ -35,6 +35,18 @@ TEMPLATE = """\
 {%- endif %}"""
 
 
+# Like Nemotron 3's without its switch: each prompt opens a thought, and history has an empty one.
+OPENED = (
+    TEMPLATE.partition("{%- if add_generation_prompt %}")[0]
+    .replace("> last.at %}", "> last.at and m.reasoning_content %}")
+    .replace(
+        "{%- endif %}\n{{- m.content",
+        "{%- elif m.role == 'assistant' %}{{- '<think></think>' }}{%- endif %}\n{{- m.content",
+    )
+    + "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n<think>\\n' }}{%- endif %}"
+)
+
+
 def turns(*contents, thoughts):
     for n, content in enumerate(contents):
         yield {"role": "user", "content": f"{content}?"}
@@ -172,3 +184,19 @@ def test_a_stop_token_that_no_file_names_is_one_to_tell_the_engine():
     assert named == "generation stops at <a> (tokenizer)"
     assert not_named.startswith("generation stops at <b> or <c> (template); no file of the model")
     assert not_named.endswith("(stop_token_ids)")
+
+
+def test_only_settings_that_the_template_accepts_are_offered(recipe, tmp_path, monkeypatch):
+    monkeypatch.setenv("PACKHOUSE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("COLUMNS", "400")
+    rows = [{"messages": [*turns(f"One {n}", "Two", "Three", thoughts=True)]} for n in range(3)]
+    (tmp_path / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    offered = "alternatives: format.turns: whole; format.reasoning: strip if rows have reasoning"
+    assert offered in call("prepare", str(recipe))
+
+    (tmp_path / "tokenizer" / "chat_template.jinja").write_text(OPENED)
+    said = call("prepare", str(recipe))
+    assert "others follow; alternatives: format.train_on: last_assistant" in said
+    for refused in ("format.turns=whole", "format.reasoning=strip"):
+        done = CliRunner().invoke(cli, ["prepare", str(recipe), "--set", refused])
+        assert done.exit_code != 0

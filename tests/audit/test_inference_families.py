@@ -165,6 +165,19 @@ def test_ids_and_masks_alone_show_a_trained_thinking_tag(name):
     assert all(found["other_prompts"] for found in findings.values())
 
 
+@pytest.mark.parametrize("name", ["gptoss.jinja", "muse_glimmer.jinja"])
+def test_ids_and_masks_alone_show_trained_prompts_although_answers_have_headers(name):
+    def whole(tokenized):
+        rows = tokenized.to_pylist()
+        for row in rows:
+            row["trained_ranges"] = [{"start": 0, "end": len(row["input_ids"])}]
+            row["range_weights"] = None
+        return pa.Table.from_pylist(rows, tokenized.schema)
+
+    findings, _ = audited_as_given(name, "alone", whole)
+    assert all(found["trained_headers"] for found in findings.values())
+
+
 @pytest.mark.parametrize("name", names())
 def test_ids_and_masks_alone_show_a_shifted_span(name):
     for by_start, by_end in ((1, 0), (-1, 0), (0, -1)):

@@ -63,6 +63,10 @@ def test_overrides_reach_sections_and_list_items(write):
             MINIMAL + "split: {eval_fraction: 10}",
             r"'split.eval_fraction' must be below 1, got 10 \(0.1 means 10%\)",
         ),
+        (
+            MINIMAL + "format: {turns: whole, thought_end: x}",
+            "Remove thought_end, or use turns: joined",
+        ),
         (MINIMAL + "pack: 7", "'pack' must be a mapping of keys, got 7"),
         (MINIMAL + "pack: {seed: many}", "'pack.seed' must be a whole number, got text of 4"),
         (MINIMAL + "publish: {also: [x]}", "'publish.also.0' must be hf://datasets/ORG/NAME or"),

@@ -200,3 +200,20 @@ def test_only_settings_that_the_template_accepts_are_offered(recipe, tmp_path, m
     for refused in ("format.turns=whole", "format.reasoning=strip"):
         done = CliRunner().invoke(cli, ["prepare", str(recipe), "--set", refused])
         assert done.exit_code != 0
+
+
+def test_the_ledger_counts_answers_of_long_rows_that_fit_no_pack(recipe, tmp_path, monkeypatch):
+    monkeypatch.setenv("PACKHOUSE_CACHE", str(tmp_path / "cache"))
+    long = [*turns(*(f"{n} {'word ' * 1200}" for n in range(20)), thoughts=True)]
+    rows = [{"messages": [*turns("Short", thoughts=True)]}, {"messages": long}]
+    (tmp_path / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    said = call("prepare", str(recipe))
+
+    (manifest,) = (tmp_path / "store").glob("chats/v/*/manifest.json")
+    lines = json.loads(manifest.read_text())["counts"]["ledger"]
+    (line,) = [each for each in lines if each["step"] == "format"]
+    left_out = line["dropped"]["over_seq_len"]
+    assert 0 < left_out < 20
+    assert line["rows_out"] == 2 + line["added"]["turns"] - left_out == 21 - left_out
+    assert f"format dropped: over_seq_len {left_out} records" in said

@@ -12,8 +12,9 @@ import pytest
 
 pytest.importorskip("trl", reason="TRL is not installed")
 
-from packhouse.recipe import TokenizeConfig
+from packhouse.recipe import FormatConfig, TokenizeConfig
 from packhouse.records.reasons import QUARANTINE_REASONS
+from packhouse.render import make_renderer
 from packhouse.tokenize import tokenize_table
 from tests.templates import rule
 from tests.templates.families import (
@@ -35,6 +36,7 @@ from tests.templates.families import (
     tokenizer,
     tools_of,
 )
+from tests.templates.toys import make_table
 
 pytestmark = pytest.mark.usefixtures("shared")
 NAMES = names()
@@ -493,3 +495,22 @@ def test_reasoning_in_a_field_and_in_the_text_is_not_trained_in_part():
     assert outcome_of(family("deepseek_r1_distill.jinja"), talk, None, **config).reason == (
         "thought_lost"
     )
+
+
+def test_tags_are_offered_only_if_the_tokenizer_has_them():
+    of = family("gemma4.jinja")
+    added = snapshot_of(of).added_tokens
+    for tokens, is_offered in (
+        (added, True),
+        ({token: number for token, number in added.items() if "think>" not in token}, False),
+    ):
+        renderer = make_renderer(FormatConfig(), snapshot_of(of, added_tokens=tokens))
+        bad = renderer.render(make_table([SHAPES["think2"]])).quarantined.to_pylist()
+        assert bad[0]["reason"] == "thought_lost"
+        assert ("between the tags" in bad[0]["detail"]) is is_offered
+
+
+def test_blank_text_next_to_a_call_is_no_loss():
+    asked = {**SHAPES["tools"][1], "content": "\n\n"}
+    talk = [SHAPES["tools"][0], asked, *SHAPES["tools"][2:]]
+    assert outcome_of(family("llama3_1.jinja"), talk, TOOLS).reason is None

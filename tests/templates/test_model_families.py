@@ -511,6 +511,15 @@ def test_tags_are_offered_only_if_the_tokenizer_has_them():
 
 
 def test_blank_text_next_to_a_call_is_no_loss():
-    asked = {**SHAPES["tools"][1], "content": "\n\n"}
-    talk = [SHAPES["tools"][0], asked, *SHAPES["tools"][2:]]
-    assert outcome_of(family("llama3_1.jinja"), talk, TOOLS).reason is None
+    def talk(content):
+        return [
+            SHAPES["tools"][0],
+            {**SHAPES["tools"][1], "content": content},
+            *SHAPES["tools"][2:],
+        ]
+
+    renderer = make_renderer(FormatConfig(), snapshot_of(family("llama3_1.jinja")))
+    rows = [talk("\n\n"), talk("\n\n"), talk("Let me look.")]  # of one shape
+    done = renderer.render(make_table(rows, tools=[json.dumps(TOOLS)] * 3))
+    assert done.formatted["row"].to_pylist() == [0, 1]
+    assert done.quarantined["reason"].to_pylist() == ["content_lost"]

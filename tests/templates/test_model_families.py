@@ -519,7 +519,7 @@ def test_blank_text_next_to_a_call_is_no_loss():
         ]
 
     renderer = make_renderer(FormatConfig(), snapshot_of(family("llama3_1.jinja")))
-    rows = [talk("\n\n"), talk("\n\n"), talk("Let me look.")]  # of one shape
+    rows = [talk("\n\n"), talk("Let me look."), talk("\n\n")]  # of one shape
     done = renderer.render(make_table(rows, tools=[json.dumps(TOOLS)] * 3))
-    assert done.formatted["row"].to_pylist() == [0, 1]
+    assert done.formatted["row"].to_pylist() == [0, 2]
     assert done.quarantined["reason"].to_pylist() == ["content_lost"]

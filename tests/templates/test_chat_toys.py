@@ -465,3 +465,13 @@ def test_dates_are_pinned_by_source_date_epoch(monkeypatch):
 def test_a_template_that_cannot_be_used_is_refused_in_its_own_words(source, message):
     with pytest.raises(TemplateError, match=message):
         render_chat(source, [HI])
+
+
+def test_a_text_is_lost_although_rows_of_its_shape_lose_only_white_space():
+    template = CHATML.replace("m.content", "('' if m.role == 'system' else m.content)")
+    rows = [[("system", text), *TWO] for text in ("\n\n", "Be brief.", "\n\n")]
+
+    done = render_chat(template, rows)
+
+    assert done.formatted["row"].to_pylist() == [0, 2]
+    assert done.quarantined["reason"].to_pylist() == ["content_lost"]

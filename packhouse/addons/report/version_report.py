@@ -2,12 +2,12 @@
 
 Built when a version is published, and by `packhouse report`. The same files give the same bytes: no
 timestamps, and samples at fixed positions. The file is below 3 MB, of which charts need 0.9 MB;
-samples have room for 40,000 tokens. Alpaca (52,002 rows, 5.4 million tokens) takes 0.6 s of CPU
+samples have room for 40,000 tokens. Alpaca (52,002 rows, 4.5 million tokens) takes 1.2 s of CPU
 time.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from pydantic import TypeAdapter
 
 from packhouse.addons.ask.files import TABLES, VersionFiles
+from packhouse.addons.ask.query import Views, open_views
 from packhouse.addons.ask.samples import (
     each_packs,
     label_names,
@@ -34,9 +35,7 @@ from packhouse.addons.report.sections import Measured, MeasuredSplit, Samples
 from packhouse.cli.tokens import pipeline_of, special_tokens, token_texts, tokenizer_of
 from packhouse.errors import ConfigError, IntegrityError
 from packhouse.recipe import AuditConfig
-from packhouse.records.lists import one_chunk
 from packhouse.store import OpenVersion
-from packhouse.store.contracts import read_batches
 from packhouse.store.manifest import FileEntry, Manifest
 from packhouse.store.publish import LocalFile, draft_manifest, name_files
 from packhouse.system.disks import temporary_folder
@@ -45,7 +44,7 @@ from packhouse.system.worker import run_in_worker
 from packhouse.tokenize.encoders import Pipeline
 from packhouse.tokenize.loading import find_snapshot
 
-# Counts over the files of a version.
+# Queries of the report over the views of a version, and counts that no view gives: trained spans.
 #
 # Everything is read in one worker with limits, because the store may be untrusted. Packs are read
 # in parts, so memory holds counts, a few rows and one part. Masks and samples come from the first
@@ -81,167 +80,92 @@ def measure(files: VersionFiles, num_packs: Mapping[str, int], num_shown: int) -
         ContractError: packs violate the data contract.
         IntegrityError: the content of a file is invalid.
     """
-    sequences: list[pa.Table] = [_SEQUENCES.empty_table()]
+    # Packs come first: their sequences become a table for the queries below.
+    sequences: list[pa.Table] = []
     splits = {
         name: _read_split(files, name, number, num_shown // len(num_packs), sequences)
         for name, number in num_packs.items()
     }
-    found = _Records(pa.concat_tables(sequences))
-    first_rows: dict[str, Samples] = {}
-    for batch in _rows(files, "records", _RECORDS):
-        found.add(batch)
-        left_out = batch.filter(pc.not_equal(batch["outcome"], "kept"))
-        _add_first(first_rows, "outcome", left_out)
-    dropped = _explain_left_out(files, first_rows)
-    for batch in _rows(files, "dropped", ["source", "row", "reason", "detail"]):
-        _add_first(dropped, "reason", batch)
-    bad: dict[str, Samples] = {}
-    for batch in _rows(files, "quarantine", _BAD, _BAD_ROWS):
-        reasons = pc.binary_join_element_wise(batch["step"], batch["reason"], "/")
-        _add_first(bad, "reason", batch.set_column(_BAD.index("reason"), "reason", reasons))
-    found.add_places(
-        [r for split in splits.values() for sample in split.samples for r in sample["records"]]
-    )
-    trained, lengths, too_long = found.counts()
-    return Measured(
-        trained=trained,
-        lengths=lengths,
-        too_long=too_long,
-        dropped=_cut(dropped),
-        quarantine=_cut(bad),
-        splits=splits,
-    )
+    with open_views(files) as views:
+        _add_places(views, [sample for split in splits.values() for sample in split.samples])
+        packed = pa.concat_tables([_SEQUENCES.empty_table(), *sequences])
+        views.database.register("packed", packed)
 
+        def tuples(query: str) -> list[Any]:
+            return [(*row.values(),) for row in views.rows(query).to_pylist()]
 
-_RECORDS = ["record_id", "source", "row", "split", "outcome", "num_tokens", "times", "repeats"]
-_BAD = ["source", "row", "step", "reason", "detail", "raw", "raw_size"]
-_BAD_ROWS = 2**8  # each may hold 64 KiB
+        def examples(query: str) -> dict[str, Samples]:
+            found: dict[str, Samples] = {}
+            for row in views.rows(query).to_pylist():
+                own = {name: row[name][:_MOST_TEXT] for name in ("detail", "raw") if name in row}
+                found.setdefault(row.pop("reason"), []).append(row | own)
+            return found
 
-
-def _rows(
-    files: VersionFiles, kind: str, columns: list[str], max_rows: int = 2**16
-) -> Iterator[pa.RecordBatch]:
-    for path, _ in files.files.get(kind, []):
-        for batch in read_batches(path, columns, max_rows=max_rows):
-            if lacking := {*columns} - {*batch.schema.names}:
-                raise IntegrityError(f"'{path.name}' has no column '{min(lacking)}'")
-            yield batch
-
-
-def _add_first(found: dict[str, Samples], key: str, batch: pa.RecordBatch) -> None:
-    """Add the first rows of each reason that has fewer than `_EXAMPLES`."""
-    reasons = batch[key].cast(pa.string())
-    for reason in reasons.unique().to_pylist():
-        rows = found.setdefault(reason, [])
-        own = np.flatnonzero(pc.equal(reasons, reason))[: _EXAMPLES - len(rows)]
-        rows += batch.take(pa.array(own)).to_pylist()
-
-
-def _explain_left_out(files: VersionFiles, found: dict[str, Samples]) -> dict[str, Samples]:
-    """Add a sentence to records that were left out, as the view `dropped` has it."""
-    wanted = {row["repeats"] for rows in found.values() for row in rows} - {None}
-    kept: dict[str, str] = {}
-    for batch in _rows(files, "records", _RECORDS) if wanted else ():
-        is_kept = pc.is_in(batch["record_id"], value_set=pa.array(sorted(wanted), pa.string()))
-        is_kept = pc.and_(is_kept, pc.equal(batch["outcome"], "kept"))
-        for row in batch.filter(is_kept).to_pylist():
-            kept.setdefault(row["record_id"], f"{row['source']} row {row['row']}")
-    explained: dict[str, Samples] = {}
-    for reason, rows in found.items():
-        for row in rows:
-            detail = f"repeats {kept[row['repeats']]}" if row["repeats"] in kept else ""
-            if reason == "over_seq_len":
-                detail = f"more than seq_len {files.seq_len:,} tokens"
-            elif reason == "contaminated":
-                detail = f"shares words with {row['repeats']}" if row["repeats"] else ""
-            own = {"source": row["source"], "row": row["row"], "detail": detail}
-            explained.setdefault(reason, []).append(own)
-    return explained
-
-
-class _Records:
-    """Counts over the records, and the origin of those in the packs that were read."""
-
-    def __init__(self, sequences: pa.Table) -> None:
-        sums = sequences.group_by("record_id").aggregate([(name, "sum") for name in _COUNTED])
-        self.ids = one_chunk(sums["record_id"])
-        self.sums = [sums[f"{name}_sum"].to_numpy() for name in _COUNTED]
-        self.lengths: Counter[tuple[str, str, int]] = Counter()
-        self.too_long: Counter[tuple[str, int]] = Counter()
-        self.files: list[str] = []
-        """Names of the files of records."""
-        self.file = np.full(len(self.ids), -1)
-        """Index in `files` for each id: that of its first record; -1 if it has none."""
-        self.row = np.zeros(len(self.ids), np.int64)
-        self.num_tokens = np.ones(len(self.ids), np.int64)
-
-    def add(self, records: pa.RecordBatch) -> None:
-        """Add records of the file."""
-        is_long = pc.is_in(records["outcome"].cast(pa.string()), value_set=_TOO_LONG)
-        for row in _grouped(records.filter(is_long), ["split", "num_tokens"], [([], "count_all")]):
-            self.too_long[row["split"], row["num_tokens"]] += row["count_all"]
-        records = records.filter(pc.greater(records["times"], 0))
-        keys = ["source", "split", "num_tokens"]
-        for row in _grouped(records, keys, [("times", "sum")]):
-            source = row["source"].split("/")[0]
-            self.lengths[source, row["split"], row["num_tokens"]] += row["times_sum"]
-        place = pc.fill_null(pc.index_in(records["record_id"], value_set=self.ids), -1).to_numpy()
-        (at,) = np.nonzero(place >= 0)
-        place, first = np.unique(place[at], return_index=True)
-        is_new = self.file[place] < 0
-        place, at = place[is_new], pa.array(at[first[is_new]])
-        files = records["source"].cast(pa.string()).take(at).dictionary_encode()
-        self.file[place] = files.indices.to_numpy() + len(self.files)
-        self.files += files.dictionary.to_pylist()
-        self.row[place] = records["row"].take(at)
-        self.num_tokens[place] = pc.max_element_wise(records["num_tokens"].take(at), 1)
-
-    def add_places(self, samples: Samples) -> None:
-        """Add the source row to each sampled record that is known."""
-        ids = pa.array([sample["id"] for sample in samples], pa.string())
-        places = pc.index_in(ids, value_set=self.ids).to_pylist()
-        for sample, at in zip(samples, places, strict=True):
-            if at is not None and self.file[at] >= 0:
-                sample["place"] = f"{self.files[self.file[at]]}:{self.row[at]}"
-
-    def counts(self) -> tuple[list[Any], list[Any], list[Any]]:
-        """Return `trained`, `lengths` and `too_long` of `Measured`."""
-        tokens, trained = self.sums
-        names = np.array([*(file.split("/")[0] for file in self.files), None], object)[self.file]
-        own = {"source": pa.array(names, pa.string()), "copies": tokens / self.num_tokens}
-        sums = pa.table(own | {"tokens": tokens, "trained": trained})
-        sums = sums.group_by("source", use_threads=False).aggregate(
-            [("copies", "sum"), ("tokens", "sum"), ("trained", "sum")]
-        )
-        return (
-            [(*row.values(),) for row in sums.sort_by("source").to_pylist()],
-            [(*key, number) for key, number in sorted(self.lengths.items())],
-            [(*key, number) for key, number in sorted(self.too_long.items())],
+        return Measured(
+            trained=tuples(_TRAINED),
+            lengths=tuples(_LENGTHS),
+            too_long=tuples(_TOO_LONG),
+            dropped=examples(_DROPPED),
+            quarantine=examples(_BAD),
+            splits=splits,
         )
 
 
-_TOO_LONG = pa.array(["over_seq_len", "first_turn_too_long"])
+_LENGTHS = """
+SELECT split_part(source, '/', 1) AS source, split, num_tokens, sum(times)::BIGINT AS records
+FROM records WHERE times > 0 GROUP BY ALL ORDER BY ALL
+"""
+
+_TOO_LONG = """
+SELECT split, num_tokens, count(*) AS records FROM records
+WHERE outcome IN ('over_seq_len', 'first_turn_too_long') GROUP BY ALL ORDER BY ALL
+"""
+
+_TRAINED = """
+WITH own AS (
+  SELECT record_id, sum(tokens) AS tokens, sum(trained) AS trained FROM packed GROUP BY record_id
+)
+SELECT
+  split_part(r.source, '/', 1) AS source, sum(tokens / greatest(r.num_tokens, 1)) AS copies,
+  sum(tokens)::BIGINT AS tokens, sum(trained)::BIGINT AS trained
+FROM own LEFT JOIN (
+  SELECT record_id, arg_min(source, number) AS source, arg_min(num_tokens, number) AS num_tokens
+  FROM files.records WHERE times > 0 AND record_id IN (SELECT record_id FROM own) GROUP BY record_id
+) r USING (record_id)
+GROUP BY ALL ORDER BY source NULLS LAST
+"""
+
+_PLACES = """
+SELECT record_id, arg_min(source || ':' || row, number) AS place FROM files.records
+WHERE times > 0 AND record_id IN (SELECT unnest(?)) GROUP BY record_id
+"""
+
+# Only the first rows of each reason are kept and decoded.
+_DROPPED = f"""
+SELECT reason, row.source, row.row, row.detail FROM (
+  SELECT reason, unnest(arg_min(left_out, number, {_EXAMPLES})) AS row
+  FROM files.left_out GROUP BY reason)
+ORDER BY reason, row.number
+"""
+
+_BAD = f"""
+SELECT step || '/' || reason AS reason, row.source, row.row, row.detail,
+  decode_bytes(row.raw) AS raw, row.raw_size
+FROM (
+  SELECT step, reason, unnest(arg_min(quarantine, number, {_EXAMPLES})) AS row
+  FROM files.quarantine GROUP BY step, reason)
+ORDER BY step, reason, row.number
+"""
 
 
-def _grouped(rows: pa.RecordBatch, keys: list[str], counts: list[Any]) -> Samples:
-    table = pa.Table.from_batches([rows]).group_by(keys, use_threads=False).aggregate(counts)
-    found: Samples = table.to_pylist()
-    return found
-
-
-def _cut(found: dict[str, Samples]) -> dict[str, Samples]:
-    """Return rows as the page shows them, with long texts cut."""
-    shown: dict[str, Samples] = {}
-    for reason, rows in sorted(found.items()):
-        for row in rows:
-            each = {name: row[name] for name in _SHOWN if name in row}
-            if "raw" in each:
-                each["raw"] = each["raw"].decode("utf-8", "replace")[:_MOST_TEXT]
-            shown.setdefault(reason, []).append(each | {"detail": each["detail"][:_MOST_TEXT]})
-    return shown
-
-
-_SHOWN = ("source", "row", "detail", "raw", "raw_size")
+def _add_places(views: Views, samples: Samples) -> None:
+    """Add the source row to each sampled record."""
+    shown: dict[str, Samples] = {}  # copies of a record and sides of a pair share an id
+    for record in (record for sample in samples for record in sample["records"]):
+        shown.setdefault(record["id"], []).append(record)
+    for row in views.rows(_PLACES, [sorted(shown)]).to_pylist():
+        for record in shown[row["record_id"]]:
+            record["place"] = row["place"]
 
 
 def _read_split(

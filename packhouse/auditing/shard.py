@@ -50,7 +50,7 @@ from packhouse.tokenize.encoders import TokenizerSnapshot, read_pipeline
 SLICE_TOKENS = 2**20
 """Tokens processed at a time, which limits memory to about 100 MB."""
 
-_COMPARED = 8
+_COMPARED = 8  # one slice in so many is compared again if the tokenize step found no difference
 _WITHOUT_TURNS = ("text", "classification", "sequence_classification")
 _TAGS = re.compile(r"\s*</?think>\s*")
 _MAX_TAIL = 8  # tokens

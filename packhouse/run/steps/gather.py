@@ -140,6 +140,8 @@ def _shards_of(index: ShardIndex, records: Int64s) -> tuple[list[pa.Table], Int6
     for number, rows in zip(numbers.tolist(), np.split(wanted, firsts[1:]), strict=True):
         table = index.shard(number).drop_columns(_NOT_PACKED)
         rows = rows - index.bounds[number]
+        # Copying pays only for few rows: with 2 in place of 16, gathering 520,020 rows took 1.8 s
+        # of CPU, not 0.85.
         if 16 * len(rows) < table.num_rows:
             table, rows = table.take(pa.array(rows)), np.arange(len(rows))
         tables.append(table)

@@ -43,7 +43,7 @@ TALKS = talks()
 CHINESE = talks(
     "请问 {} 加 {} 等于多少 我不知道这个问题的答案", "这个问题的答案是 {} 你可以自己算一下"
 )
-RUSSIAN = talks("Сколько будет {} плюс {}?", "Это будет {}, если сложить.")
+RUSSIAN = talks("Сколько будет {} плюс {}?", "Это будет {} если сложить.")
 JAPANESE = talks("{} たす {} はいくつですか。", "こたえは {} になります。")
 
 
@@ -99,161 +99,81 @@ def zipped() -> bytes:
     return written.getvalue()
 
 
-# name -> (file, its bytes, conversations)
-RIGHT: dict[str, tuple[str, bytes, list[Talk]]] = {
-    "alpaca in an array": (
-        "data.json",
-        json.dumps(named("instruction", "output", input="")).encode(),
-        TALKS,
-    ),
-    "query and answer": ("a.jsonl", lines(named("query", "answer")), TALKS),
-    "ask and answer": ("a.jsonl", lines(named("ask", "answer", score=0.5)), TALKS),
-    "system, user, assistant": (
-        "a.jsonl",
-        lines(named("user", "assistant", system="Be brief.")),
-        TALKS,
-    ),
-    "input and preferred output": (
-        "dpo.jsonl",
-        lines(named("input", "preferred_output", rejected_output="I do not know.")),
-        TALKS,
-    ),
-    "prompt and completion": ("a.jsonl", lines(named("prompt", "completion")), TALKS),
-    "question and solution": ("maths.parquet", parquet(named("question", "solution")), TALKS),
-    "problem and solution with a source": (
-        "a.json",
-        json.dumps(named("problem", "solution", source="olympiad")).encode(),
-        TALKS,
-    ),
-    "an array named jsonl": ("a.jsonl", json.dumps(named("query", "reply")).encode(), TALKS),
-    "a pretty array named jsonl": (
-        "a.jsonl",
-        json.dumps(named("question", "answer"), indent=2).encode(),
-        TALKS,
-    ),
-    "pretty objects one after another": (
-        "a.json",
-        "\n".join(json.dumps(row, indent=4) for row in named("Prompt", "Response")).encode(),
-        TALKS,
-    ),
-    "rows in lists of one": (
-        "a.jsonl",
-        lines([[row] for row in named("instruction", "output", input="")]),
-        TALKS,
-    ),
-    "several shapes": (
-        "a.jsonl",
-        lines(
-            named("instruction", "output", input="")[:4]
-            + named("question", "answer")[4:8]
-            + [
-                {"messages": messages} for messages in chats("role", "content", "user", "assistant")
-            ][8:]
-        ),
-        TALKS,
-    ),
-    "GBK lines": (
-        "a.jsonl",
-        lines([{"问题": t.question, "答案": t.answer} for t in CHINESE]).decode().encode("gbk"),
-        CHINESE,
-    ),
-    "GBK columns": (
-        "faq.csv",
-        table([{"问题": t.question, "回答": t.answer} for t in CHINESE], ",")
-        .decode()
-        .encode("gbk"),
-        CHINESE,
-    ),
-    "Windows Cyrillic": (
-        "a.csv",
-        table([{"вопрос": t.question, "ответ": t.answer.replace(",", "")} for t in RUSSIAN], ",")
-        .decode()
-        .encode("cp1251"),
-        [Talk(t.question, t.answer.replace(",", "")) for t in RUSSIAN],
-    ),
-    "Shift JIS": (
-        "a.tsv",
-        table([{"質問": t.question, "答え": t.answer} for t in JAPANESE], "\t")
-        .decode()
-        .encode("cp932"),
-        JAPANESE,
-    ),
-    "Excel's text": (
-        "a.csv",
-        table(named("Question", "Answer"), "\t").decode().encode("utf-16"),
-        TALKS,
-    ),
-    "Excel's CSV of Europe": ("a.csv", table(named("Frage", "Antwort"), ";"), TALKS),
-    "a workbook": (
-        "faq.xlsx",
-        workbook([["Question", "Answer"], *([t.question, t.answer] for t in TALKS)]),
-        TALKS,
-    ),
-    "SQuAD, nested": ("dev-v2.0.json", json.dumps(squad(TALKS)).encode(), TALKS),
-    "SQuAD, a question a row": (
-        "a.jsonl",
-        lines(
-            [
-                {
-                    "context": "Sums.",
-                    "question": t.question,
-                    "answers": {"text": [t.answer], "answer_start": [0]},
-                }
-                for t in TALKS
-            ]
-        ),
-        TALKS,
-    ),
-    "rows in a field of one object": (
-        "api.json",
-        json.dumps({"status": "ok", "rows": named("prompt", "response"), "next": None}).encode(),
-        TALKS,
-    ),
-    "turns with names of their own": (
-        "a.jsonl",
-        lines([{"dialog": said} for said in chats("speaker", "text", "Customer", "Agent")]),
-        TALKS,
-    ),
-    "objects over several lines": (
-        "a.jsonl",
-        b"".join(
-            b'{"messages": [\n%b,\n%b\n]}\n' % tuple(map(orjson.dumps, chats_of(t))) for t in TALKS
-        ),
-        TALKS,
-    ),
-    "a list in an object in an object": (
-        "a.json",
-        json.dumps({"of": {"version": 1, "rows": named("question", "answer")}}).encode(),
-        TALKS,
-    ),
-    "a column that pandas wrote without a name": (
-        "a.csv",
-        table([{"0": f"### Human: {q}### Assistant: {a}"} for q, a in TALKS], ","),
-        TALKS,
-    ),
-    "Google's messages": (
-        "a.jsonl",
-        lines(
-            [
-                {
-                    "contents": [
-                        {"role": role, "parts": [{"text": text}]}
-                        for role, text in zip(("user", "model"), t, strict=True)
-                    ]
-                }
-                for t in TALKS
-            ]
-        ),
-        TALKS,
-    ),
-    "ShareGPT with a bot": (
-        "a.json",
-        json.dumps(
-            [{"conversations": said} for said in chats("from", "value", "human", "bing-bot")]
-        ).encode(),
-        TALKS,
-    ),
+def dumped(value: Any, **options: Any) -> bytes:
+    return json.dumps(value, **options).encode()
+
+
+def pairs(question: str, answer: str, talks: list[Talk]) -> list[dict[str, str]]:
+    return [dict(zip((question, answer), talk, strict=True)) for talk in talks]
+
+
+SHAPES = named("instruction", "output", input="")[:4] + named("question", "answer")[4:8]
+SHAPES += [{"messages": said} for said in chats("role", "content", "user", "assistant")[8:]]
+GOOGLE = [
+    {
+        "contents": [
+            {"role": "user", "parts": [{"text": q}]},
+            {"role": "model", "parts": [{"text": a}]},
+        ]
+    }
+    for q, a in TALKS
+]
+SQUAD = [
+    {"context": "Sums.", "question": q, "answers": {"text": [a], "answer_start": [0]}}
+    for q, a in TALKS
+]
+DIALOGS = [{"dialog": said} for said in chats("speaker", "text", "Customer", "Agent")]
+BOT = [{"conversations": said} for said in chats("from", "value", "human", "bing-bot")]
+OVER_LINES = [b'{"messages": [\n%b,\n%b\n]}\n' % (*map(orjson.dumps, chats_of(t)),) for t in TALKS]
+IN_ONE = {"status": "ok", "rows": named("prompt", "response"), "next": None}
+DEEP = {"of": {"version": 1, "rows": named("question", "answer")}}
+CUT_BY_PANDAS = [{"0": f"### Human: {q}### Assistant: {a}"} for q, a in TALKS]
+
+
+def encoded(data: bytes, encoding: str) -> bytes:
+    return data.decode().encode(encoding)
+
+
+# name -> (file, its bytes, conversations if others than TALKS)
+# fmt: off
+RIGHT: dict[str, tuple[Any, ...]] = {
+    "alpaca in an array": ("data.json", dumped(named("instruction", "output", input=""))),
+    "query and answer": ("a.jsonl", lines(named("query", "answer"))),
+    "ask and answer": ("a.jsonl", lines(named("ask", "answer", score=0.5))),
+    "system, user, assistant": ("a.jsonl", lines(named("user", "assistant", system="Be brief."))),
+    "input and preferred output":
+        ("dpo.jsonl", lines(named("input", "preferred_output", rejected_output="I do not know."))),
+    "prompt and completion": ("a.jsonl", lines(named("prompt", "completion"))),
+    "question and solution": ("maths.parquet", parquet(named("question", "solution"))),
+    "problem and solution with a source":
+        ("a.json", dumped(named("problem", "solution", source="olympiad"))),
+    "an array named jsonl": ("a.jsonl", dumped(named("query", "reply"))),
+    "a pretty array named jsonl": ("a.jsonl", dumped(named("question", "answer"), indent=2)),
+    "pretty objects one after another":
+        ("a.json", b"\n".join(dumped(row, indent=4) for row in named("Prompt", "Response"))),
+    "rows in lists of one":
+        ("a.jsonl", lines([[row] for row in named("instruction", "output", input="")])),
+    "several shapes": ("a.jsonl", lines(SHAPES)),
+    "GBK lines": ("a.jsonl", encoded(lines(pairs("问题", "答案", CHINESE)), "gbk"), CHINESE),
+    "GBK columns": ("faq.csv", encoded(table(pairs("问题", "回答", CHINESE), ","), "gbk"), CHINESE),
+    "Windows Cyrillic":
+        ("a.csv", encoded(table(pairs("вопрос", "ответ", RUSSIAN), ","), "cp1251"), RUSSIAN),
+    "Shift JIS":
+        ("a.tsv", encoded(table(pairs("質問", "答え", JAPANESE), "\t"), "cp932"), JAPANESE),
+    "Excel's text": ("a.csv", encoded(table(named("Question", "Answer"), "\t"), "utf-16")),
+    "Excel's CSV of Europe": ("a.csv", table(named("Frage", "Antwort"), ";")),
+    "a workbook": ("faq.xlsx", workbook([["Question", "Answer"], *map(list, TALKS)])),
+    "SQuAD, nested": ("dev-v2.0.json", dumped(squad(TALKS))),
+    "SQuAD, a question a row": ("a.jsonl", lines(SQUAD)),
+    "rows in a field of one object": ("api.json", dumped(IN_ONE)),
+    "turns with names of their own": ("a.jsonl", lines(DIALOGS)),
+    "objects over several lines": ("a.jsonl", b"".join(OVER_LINES)),
+    "a list in an object in an object": ("a.json", dumped(DEEP)),
+    "a column that pandas wrote without a name": ("a.csv", table(CUT_BY_PANDAS, ",")),
+    "Google's messages": ("a.jsonl", lines(GOOGLE)),
+    "ShareGPT with a bot": ("a.json", dumped(BOT)),
 }
+# fmt: on
 
 
 def each(row: Callable[[Talk], dict[str, Any]]) -> bytes:
@@ -261,110 +181,49 @@ def each(row: Callable[[Talk], dict[str, Any]]) -> bytes:
 
 
 # Public datasets by the names of their fields.
+# fmt: off
 PUBLIC: dict[str, bytes] = {
-    "TRL's prompt and completion": each(
-        lambda t: {
-            "prompt": [{"role": "user", "content": t.question}],
-            "completion": [{"role": "assistant", "content": t.answer}],
-        }
-    ),
-    "messages in an object": each(
-        lambda t: {"talk": {"id": 7, "messages": chats_of(t), "system": "Help."}, "meta": {"a": 1}}
-    ),
-    "an answer beside messages": each(
-        lambda t: {"id": "7", "messages": chats_of(t)[:1], "answer": t.answer}
-    ),
-    "an answer beside messages with texts": each(
-        lambda t: {"request": [{"role": "user", "text": t.question}], "response": t.answer}
-    ),
-    "an answer beside ShareGPT's": each(
-        lambda t: {"input": [{"from": "human", "value": t.question}], "reply": t.answer}
-    ),
-    "OpenOrca": each(
-        lambda t: {"id": "flan.1", "system_prompt": "Help.", "question": t[0], "response": t[1]}
-    ),
-    "MetaMath": each(
-        lambda t: {
-            "type": "GSM_Rephrased",
-            "query": t.question,
-            "original_question": "A question before.",
-            "response": t.answer,
-        }
-    ),
-    "OpenMathInstruct": each(
-        lambda t: {
-            "question": t.question,
-            "expected_answer": "7",
-            "predicted_answer": "7",
-            "error_message": "<not_executed>",
-            "is_correct": True,
-            "generated_solution": t.answer,
-        }
-    ),
-    "Magicoder": each(
-        lambda t: {"lang": "python", "seed": "x = 1", "problem": t.question, "solution": t.answer}
-    ),
-    "code-alpaca": each(
-        lambda t: {
-            "instruction": t.question,
-            "input": "",
-            "output": t.answer,
-            "prompt": f"### Instruction: {t.question} ### Output:",
-        }
-    ),
-    "HelpSteer": each(
-        lambda t: {"prompt": t.question, "response": t.answer, "helpfulness": 4, "verbosity": 1}
-    ),
-    "SlimOrca": each(
-        lambda t: {
-            "conversations": [
-                {"from": "system", "value": "Think.", "weight": None},
-                {"from": "human", "value": t.question, "weight": 0},
-                {"from": "gpt", "value": t.answer, "weight": 1},
-            ]
-        }
-    ),
-    "no_robots": each(
-        lambda t: {
-            "prompt": t.question,
-            "prompt_id": "a1",
-            "messages": [
-                {"role": "user", "content": t.question},
-                {"role": "assistant", "content": t.answer},
-            ],
-            "category": "Generation",
-        }
-    ),
-    "camel-ai": each(
-        lambda t: {
-            "role_1": "Mathematician_RoleType.ASSISTANT",
-            "topic;": "Algebra",
-            "sub_topic": "Sums",
-            "message_1": t.question,
-            "message_2": t.answer,
-        }
-    ),
-    "orca_dpo_pairs": each(
-        lambda t: {"system": "Help.", "question": t[0], "chosen": t[1], "rejected": "No."}
-    ),
+    "TRL's prompt and completion": each(lambda t: {"prompt": [{"role": "user",
+        "content": t.question}], "completion": [{"role": "assistant", "content": t.answer}]}),
+    "messages in an object": each(lambda t: {"talk": {"id": 7, "messages": chats_of(t),
+        "system": "Help."}, "meta": {"a": 1}}),
+    "an answer beside messages": each(lambda t: {"id": "7", "messages": chats_of(t)[:1],
+        "answer": t.answer}),
+    "an answer beside messages with texts": each(lambda t: {"request": [{"role": "user",
+        "text": t.question}], "response": t.answer}),
+    "an answer beside ShareGPT's": each(lambda t: {"input": [{"from": "human",
+        "value": t.question}], "reply": t.answer}),
+    "OpenOrca": each(lambda t: {"id": "flan.1", "system_prompt": "Help.", "question": t[0],
+        "response": t[1]}),
+    "MetaMath": each(lambda t: {"type": "GSM_Rephrased", "query": t.question,
+        "original_question": "A question before.", "response": t.answer}),
+    "OpenMathInstruct": each(lambda t: {"question": t.question, "expected_answer": "7",
+        "predicted_answer": "7", "error_message": "<not_executed>", "is_correct": True,
+        "generated_solution": t.answer}),
+    "Magicoder": each(lambda t: {"lang": "python", "seed": "x = 1", "problem": t.question,
+        "solution": t.answer}),
+    "code-alpaca": each(lambda t: {"instruction": t.question, "input": "", "output": t.answer,
+        "prompt": f"### Instruction: {t.question} ### Output:"}),
+    "HelpSteer": each(lambda t: {"prompt": t.question, "response": t.answer, "helpfulness": 4,
+        "verbosity": 1}),
+    "SlimOrca": each(lambda t: {"conversations": [{"from": "system", "value": "Think.",
+        "weight": None}, {"from": "human", "value": t.question, "weight": 0}, {"from": "gpt",
+        "value": t.answer, "weight": 1}]}),
+    "no_robots": each(lambda t: {"prompt": t.question, "prompt_id": "a1",
+        "messages": [{"role": "user", "content": t.question}, {"role": "assistant",
+        "content": t.answer}], "category": "Generation"}),
+    "camel-ai": each(lambda t: {"role_1": "Mathematician_RoleType.ASSISTANT", "topic;": "Algebra",
+        "sub_topic": "Sums", "message_1": t.question, "message_2": t.answer}),
+    "orca_dpo_pairs": each(lambda t: {"system": "Help.", "question": t[0], "chosen": t[1],
+        "rejected": "No."}),
     "firefly": each(lambda t: {"kind": "NLI", "input": t.question, "target": t.answer}),
-    "SciQ": each(
-        lambda t: {
-            "question": t.question,
-            "distractor1": "x",
-            "distractor2": "y",
-            "correct_answer": t.answer,
-            "support": "A text.",
-        }
-    ),
-    "hh-rlhf": each(
-        lambda t: {
-            "chosen": f"\n\nHuman: {t.question}\n\nAssistant: {t.answer}",
-            "rejected": f"\n\nHuman: {t.question}\n\nAssistant: No.",
-        }
-    ),
+    "SciQ": each(lambda t: {"question": t.question, "distractor1": "x", "distractor2": "y",
+        "correct_answer": t.answer, "support": "A text."}),
+    "hh-rlhf": each(lambda t: {"chosen": f"\n\nHuman: {t.question}\n\nAssistant: {t.answer}",
+        "rejected": f"\n\nHuman: {t.question}\n\nAssistant: No."}),
     "guanaco": each(lambda t: {"text": f"### Human: {t.question}### Assistant: {t.answer}"}),
 }
+# fmt: on
 
 
 IMAGE = [{"type": "image", "image": "a.png"}, {"type": "text", "text": "What is this?"}]
@@ -379,287 +238,122 @@ def bad(talk: Talk) -> str:
 
 
 # Fields with several meanings: rows, the number of the right candidate, and its conversations.
+# fmt: off
 ASKED: dict[str, tuple[Callable[[int, Talk], dict[str, Any]], int, list[Talk]]] = {
     "two columns of any name": (lambda n, t: {"v1": t.question, "v2": t.answer}, 1, TALKS),
-    "two questions": (
-        lambda n, t: {"query": t[0], "original_question": f"Before that: {t[0]}", "response": t[1]},
-        1,
-        TALKS,
-    ),
-    "a class beside a completion": (
-        lambda n, t: {"query": t[0], "completion": t[1], "content": bad(t), "label": n % 3},
-        1,
-        TALKS,
-    ),
-    "several answers and the best one": (
-        lambda n, t: {"question": t[0], "answers": [bad(t), t[1]], "best_answer": t[1]},
-        1,
-        TALKS,
-    ),
+    "two questions": (lambda n, t: {"query": t[0], "original_question": f"Before that: {t[0]}",
+        "response": t[1]}, 1, TALKS),
+    "a class beside a completion": (lambda n, t: {"query": t[0], "completion": t[1],
+        "content": bad(t), "label": n % 3}, 1, TALKS),
+    "several answers and the best one": (lambda n, t: {"question": t[0], "answers": [bad(t), t[1]],
+        "best_answer": t[1]}, 1, TALKS),
     "answers in a list": (lambda n, t: {"prompt": t[0], "responses": [t[1], bad(t)]}, 1, TALKS),
-    "a short answer, its reasoning, and the whole": (
-        lambda n, t: {
-            "question": t.question,
-            "answer": str(n),
-            "chain_of_thought": f"First take {n} and then {n}, for {t.question}",
-            "full_response": t.answer,
-        },
-        1,
-        TALKS,
-    ),
-    "choices and the number of one": (
-        lambda n, t: {
-            "question": t.question,
-            "choice1": (t.answer, bad(t))[n % 2],
-            "choice2": (bad(t), t.answer)[n % 2],
-            "label": n % 2,
-        },
-        2,
-        TALKS,
-    ),
-    "choices in a list, and the letter of one": (
-        lambda n, t: {
-            "question": t[0],
-            "options": [t[1], bad(t)][:: 1 - n % 2 * 2],
-            "answer": "AB"[n % 2],
-        },
-        2,
-        TALKS,
-    ),
-    "answers that are objects": (
-        lambda n, t: {
-            "input": t[0],
-            "output": {"z": t[1], "items": [n]} | ({"odd": n} if n % 2 else {}),
-        },
-        1,
-        [
-            Talk(
-                t[0],
-                json.dumps(
-                    {"z": t[1], "items": [n]} | ({"odd": n} if n % 2 else {}), separators=(",", ":")
-                ),
-            )
-            for n, t in enumerate(TALKS)
-        ],
-    ),
-    "a tool and its arguments": (
-        lambda n, t: {"id": n, "prompt": t[0], "tool": "say", "args": {"what": t[1], "again": n}},
-        1,
-        [
-            Talk(t[0], f'{{"tool":"say","args":{{"what":"{t[1]}","again":{n}}}}}')
-            for n, t in enumerate(TALKS)
-        ],
-    ),
-    "a text and its parts": (
-        lambda n, t: {
-            "id": n,
-            "note": f"Please tell me: {t[0]}",
-            "size": None,
-            "length": f"{n} m",
-            "parts": [n],
-        },
-        1,
-        [
-            Talk(t[0], f'{{"size":null,"length":"{n} m","parts":[{n}]}}')
-            for n, t in enumerate(TALKS)
-        ],
-    ),
-    "parts and a text about them": (
-        lambda n, t: {"note": t[1], "parts": {"n": n}},
-        2,
-        [Talk(f'{{"n":{n}}}', t[1]) for n, t in enumerate(TALKS)],
-    ),
-    "a context of any name": (
-        lambda n, t: {
-            "instruction": "Which sum?",
-            "content": f"Please tell me: {t[0]}",
-            "output": t[1],
-        },
-        1,
-        TALKS,
-    ),
-    "a context of any name next to a question": (
-        lambda n, t: {
-            "question": f"Which one, {n}?",
-            "quote": f"Please tell me: {t[0]}",
-            "gold_answer": t[1],
-        },
-        1,
-        TALKS,
-    ),
-    "a question between [INST] and [/INST]": (
-        lambda n, t: {"text": f"<s>[INST] {t[0]} [/INST] {t[1]} </s>"},
-        1,
-        TALKS,
-    ),
-    "prompts that name their speakers": (
-        lambda n, t: {"prompt": f"User: {t[0]}\nAda:", "completion": t[1]},
-        1,
-        TALKS,
-    ),
-    "rows for training and for tests": (
-        lambda n, t: {"question": t[0], "answer": t[1], "split": "train" if n % 2 else "test"},
-        1,
-        TALKS[1::2],
-    ),
-    "two texts and a label": (
-        lambda n, t: {"premise": t[0], "hypothesis": t[1], "label": n, "label_str": f"no {n}"},
-        3,
-        [Talk(f'{{"premise":"{t[0]}"', f"no {n}") for n, t in enumerate(TALKS)],
-    ),
-    "q and a without spaces": (
-        lambda n, t: {"q": t[0].replace(" ", ""), "a": t[1]},
-        1,
-        [Talk(t[0].replace(" ", ""), t[1]) for t in CHINESE],
-    ),
-    "instructions beside a skill": (
-        lambda n, t: {"skill": t.question, "instructions": t.answer},
-        1,
-        TALKS,
-    ),
-    "a play": (
-        lambda n, t: {"role": f"Hamlet {n}", "script": t.answer},
-        1,
-        [Talk("", t.answer) for t in TALKS],
-    ),
-    "good and bad answers of KTO": (
-        lambda n, t: {"prompt": t[0], "completion": t[1], "label": n % 2 == 0},
-        1,
-        TALKS[::2],
-    ),
-    "text beside messages": (
-        lambda n, t: {
-            "messages": chats_of(t),
-            "remark": f"{n} people of {2 * n} saw no {'abcdefghijklm'[n:]} here",
-        },
-        1,
-        TALKS,
-    ),
+    "a short answer, its reasoning, and the whole": (lambda n, t: {"question": t.question,
+        "answer": str(n), "chain_of_thought": f"First take {n} and then {n}, for {t.question}",
+        "full_response": t.answer}, 1, TALKS),
+    "choices and the number of one": (lambda n, t: {"question": t.question, "choice1": (t.answer,
+        bad(t))[n % 2], "choice2": (bad(t), t.answer)[n % 2], "label": n % 2}, 2, TALKS),
+    "choices in a list, and the letter of one": (lambda n, t: {"question": t[0], "options": [t[1],
+        bad(t)][:: 1 - n % 2 * 2], "answer": "AB"[n % 2]}, 2, TALKS),
+    "answers that are objects": (lambda n, t: {"input": t[0], "output": {"z": t[1],
+        "items": [n]} | ({"odd": n} if n % 2 else {})}, 1, [Talk(t[0], json.dumps({"z": t[1],
+        "items": [n]} | ({"odd": n} if n % 2 else {}), separators=(",", ":"))) for n,
+        t in enumerate(TALKS)]),
+    "a tool and its arguments": (lambda n, t: {"id": n, "prompt": t[0], "tool": "say",
+        "args": {"what": t[1], "again": n}}, 1, [Talk(t[0],
+        f'{{"tool":"say","args":{{"what":"{t[1]}","again":{n}}}}}') for n, t in enumerate(TALKS)]),
+    "a text and its parts": (lambda n, t: {"id": n, "note": f"Please tell me: {t[0]}", "size": None,
+        "length": f"{n} m", "parts": [n]}, 1, [Talk(t[0],
+        f'{{"size":null,"length":"{n} m","parts":[{n}]}}') for n, t in enumerate(TALKS)]),
+    "parts and a text about them": (lambda n, t: {"note": t[1], "parts": {"n": n}}, 2,
+        [Talk(f'{{"n":{n}}}', t[1]) for n, t in enumerate(TALKS)]),
+    "a context of any name": (lambda n, t: {"instruction": "Which sum?",
+        "content": f"Please tell me: {t[0]}", "output": t[1]}, 1, TALKS),
+    "a context of any name next to a question": (lambda n, t: {"question": f"Which one, {n}?",
+        "quote": f"Please tell me: {t[0]}", "gold_answer": t[1]}, 1, TALKS),
+    "a question between [INST] and [/INST]": (lambda n,
+        t: {"text": f"<s>[INST] {t[0]} [/INST] {t[1]} </s>"}, 1, TALKS),
+    "prompts that name their speakers": (lambda n, t: {"prompt": f"User: {t[0]}\nAda:",
+        "completion": t[1]}, 1, TALKS),
+    "rows for training and for tests": (lambda n, t: {"question": t[0], "answer": t[1],
+        "split": "train" if n % 2 else "test"}, 1, TALKS[1::2]),
+    "two texts and a label": (lambda n, t: {"premise": t[0], "hypothesis": t[1], "label": n,
+        "label_str": f"no {n}"}, 3, [Talk(f'{{"premise":"{t[0]}"', f"no {n}") for n,
+        t in enumerate(TALKS)]),
+    "q and a without spaces": (lambda n, t: {"q": t[0].replace(" ", ""), "a": t[1]}, 1,
+        [Talk(t[0].replace(" ", ""), t[1]) for t in CHINESE]),
+    "instructions beside a skill": (lambda n, t: {"skill": t.question, "instructions": t.answer}, 1,
+        TALKS),
+    "a play": (lambda n, t: {"role": f"Hamlet {n}", "script": t.answer}, 1, [Talk("",
+        t.answer) for t in TALKS]),
+    "good and bad answers of KTO": (lambda n, t: {"prompt": t[0], "completion": t[1],
+        "label": n % 2 == 0}, 1, TALKS[::2]),
+    "text beside messages": (lambda n, t: {"messages": chats_of(t),
+        "remark": f"{n} people of {2 * n} saw no {'abcdefghijklm'[n:]} here"}, 1, TALKS),
     "turns without speakers": (lambda n, t: {"dialog": [*t], "source": "x"}, 1, TALKS),
-    "pairs in a list": (
-        lambda n, t: {"conversation": [{"input": t[0], "output": t[1]}], "id": n},
-        1,
-        TALKS,
-    ),
-    "two speakers of any name": (
-        lambda n, t: {
-            "dialog": [{"speaker": who, "text": x} for who, x in zip("XY", t, strict=True)]
-        },
-        1,
-        TALKS,
-    ),
+    "pairs in a list": (lambda n, t: {"conversation": [{"input": t[0], "output": t[1]}], "id": n},
+        1, TALKS),
+    "two speakers of any name": (lambda n, t: {"dialog": [{"speaker": who, "text": x} for who,
+        x in zip("XY", t, strict=True)]}, 1, TALKS),
 }
+# fmt: on
 
 # Unreadable data: file, its bytes, the message.
+# fmt: off
 REFUSED: dict[str, tuple[str, bytes, str]] = {
-    "columns without names": (
-        "a.csv",
-        "".join(f"{t.question},{t.answer}\n" for t in TALKS).encode(),
-        "does not name the columns",
-    ),
-    "labels without names": (
-        "a.tsv",
+    "columns without names": ("a.csv",
+        "".join(f"{t.question},{t.answer}\n" for t in TALKS).encode(), "does not name the columns"),
+    "labels without names": ("a.tsv",
         "".join(f"film {n}\t{('bad', 'good')[n % 2]}\n" for n in range(9)).encode(),
-        "does not name the columns",
-    ),
+        "does not name the columns"),
     "a zip archive": ("a.zip", zipped(), "Unpack it"),
     "rows of Python": ("a.jsonl", b"{'question': 'Why?'}\n", "no row of it can be read as jsonl"),
-    "turns with marks": (
-        "a.jsonl",
+    "turns with marks": ("a.jsonl",
         each(lambda t: {"chat": f"USER: {t.question}\n\n\nASSISTANT: {t.answer}\n\n\n"}),
-        "with marks of speakers",
-    ),
-    "videos beside messages": (
-        "a.jsonl",
-        each(lambda t: {"messages": chats_of(t), "videos": ["videos/1.mp4"]}),
-        "Add --set media=drop_parts",
-    ),
-    "what a template wrote": (
-        "a.jsonl",
+        "with marks of speakers"),
+    "videos beside messages": ("a.jsonl", each(lambda t: {"messages": chats_of(t),
+        "videos": ["videos/1.mp4"]}), "Add --set media=drop_parts"),
+    "what a template wrote": ("a.jsonl",
         each(lambda t: {"text": f"[INST] {t[0]} [/INST] {t[1]} [INST] Thanks. [/INST] Ah."}),
-        "with what a chat template wrote",
-    ),
-    "rows that are the values of an object": (
-        "a.json",
+        "with what a chat template wrote"),
+    "rows that are the values of an object": ("a.json",
         json.dumps({str(n): {"question": str(n)} for n in range(1001)}).encode(),
-        "its rows are the values of one object",
-    ),
-    "rows of one message": (
-        "a.jsonl",
-        each(lambda t: {"turn": 0, "role": "user", "content": t.question}),
-        "each row is a single message",
-    ),
-    "conversations without a last answer": (
-        "a.jsonl",
+        "its rows are the values of one object"),
+    "rows of one message": ("a.jsonl", each(lambda t: {"turn": 0, "role": "user",
+        "content": t.question}), "each row is a single message"),
+    "conversations without a last answer": ("a.jsonl",
         each(lambda t: {"text": f"### Human: {t[0]}### Assistant: {t[1]}### Human: Thanks."}),
-        "Add --set validate.allow_ends_on_user=true",
-    ),
-    "a shape that is asked about and one that is not": (
-        "a.jsonl",
-        lines([{"text": t[0], "type": "ab"[n % 2]} for n, t in enumerate(TALKS)])
-        + each(lambda t: {"messages": chats_of(t)}),
-        "its rows have 2 shapes",
-    ),
-    "labels of words": (
-        "a.jsonl",
-        each(lambda t: {"tokens": t.question.split(), "tags": ["O"] * len(t.question.split())}),
-        "labels of words",
-    ),
-    "texts by intent in one object": (
-        "a.json",
+        "Add --set validate.allow_ends_on_user=true"),
+    "a shape that is asked about and one that is not": ("a.jsonl", lines([{"text": t[0],
+        "type": "ab"[n % 2]} for n,
+        t in enumerate(TALKS)]) + each(lambda t: {"messages": chats_of(t)}),
+        "its rows have 2 shapes"),
+    "labels of words": ("a.jsonl", each(lambda t: {"tokens": t.question.split(),
+        "tags": ["O"] * len(t.question.split())}), "labels of words"),
+    "texts by intent in one object": ("a.json",
         json.dumps({"intents": {"sum": [t.question for t in TALKS]}}).encode(),
-        "Write one row per text",
-    ),
-    "columns that have no name": (
-        "a.csv",
-        b"question,answer,,\nWhy?,For no reason,,\n",
-        "2 of its columns have no name",
-    ),
-    "questions without answers": (
-        "a.jsonl",
-        each(lambda t: {"question": t.question}),
-        "Add a field with the answer",
-    ),
-    "texts of an intent": (
-        "a.jsonl",
-        each(lambda t: {"intent": "sum", "examples": [t.question, f"Please: {t.question}"]}),
-        "Write one row per text",
-    ),
-    "pairs for an embedding model": (
-        "a.jsonl",
-        each(lambda t: {"anchor": t[0], "positive": t[1], "source": "The book of all the sums"}),
-        "question and answer cannot be identified",
-    ),
-    "images in messages": (
-        "a.jsonl",
-        each(
-            lambda t: {
-                "messages": [{"role": "user", "content": IMAGE}, *messages_of("assistant", t[1])]
-            }
-        ),
-        "Add --set media=drop_parts to train their text without images, audio and video",
-    ),
-    "videos alone": (
-        "a.jsonl",
-        each(lambda t: {"video": f"videos/{len(t[0])}.mp4", "frame": 3}),
-        "media and no text",
-    ),
-    "keys that differ in each row": (
-        "a.jsonl",
-        lines([{f"{n}": [t.question, t.answer]} for n, t in enumerate(TALKS)]),
-        "Write one row per text",
-    ),
-    "how alike two texts are": (
-        "a.jsonl",
-        each(lambda t: {"text1": t.question, "text2": t.answer, "similarity": 0.5}),
-        "question and answer cannot be identified",
-    ),
-    "a question alone": (
-        "a.jsonl",
-        each(lambda t: {"body": {"messages": messages_of("user", t.question)}}),
-        "question and answer cannot be identified",
-    ),
+        "Write one row per text"),
+    "columns that have no name": ("a.csv", b"question,answer,,\nWhy?,For no reason,,\n",
+        "2 of its columns have no name"),
+    "questions without answers": ("a.jsonl", each(lambda t: {"question": t.question}),
+        "Add a field with the answer"),
+    "texts of an intent": ("a.jsonl", each(lambda t: {"intent": "sum", "examples": [t.question,
+        f"Please: {t.question}"]}), "Write one row per text"),
+    "pairs for an embedding model": ("a.jsonl", each(lambda t: {"anchor": t[0], "positive": t[1],
+        "source": "The book of all the sums"}), "question and answer cannot be identified"),
+    "images in messages": ("a.jsonl", each(lambda t: {"messages": [{"role": "user",
+        "content": IMAGE}, *messages_of("assistant", t[1])]}),
+        "Add --set media=drop_parts to train their text without images, audio and video"),
+    "videos alone": ("a.jsonl", each(lambda t: {"video": f"videos/{len(t[0])}.mp4", "frame": 3}),
+        "media and no text"),
+    "keys that differ in each row": ("a.jsonl", lines([{f"{n}": [t.question, t.answer]} for n,
+        t in enumerate(TALKS)]), "Write one row per text"),
+    "how alike two texts are": ("a.jsonl", each(lambda t: {"text1": t.question, "text2": t.answer,
+        "similarity": 0.5}), "question and answer cannot be identified"),
+    "a question alone": ("a.jsonl", each(lambda t: {"body": {"messages": messages_of("user",
+        t.question)}}), "question and answer cannot be identified"),
 }
+# fmt: on
 
 
 class Project:
@@ -721,7 +415,7 @@ def check(found: list[Talk], expected: list[Talk]) -> None:
 
 @pytest.mark.parametrize("name", RIGHT)
 def test_init_and_prepare_read_a_file_as_it_was_meant(name, project):
-    file, data, expected = RIGHT[name]
+    file, data, *others = RIGHT[name]
     if file.endswith(".xlsx"):
         pytest.importorskip("python_calamine")
     Path(file).write_bytes(data)
@@ -729,7 +423,7 @@ def test_init_and_prepare_read_a_file_as_it_was_meant(name, project):
     code, said = project.init(file)
 
     assert code == 0, said
-    check(project.prepare(), expected)
+    check(project.prepare(), *others or [TALKS])
     assert "trained (green)" in said
 
 

@@ -17,37 +17,24 @@ QA = [("user", "q"), ("assistant", "a")]
 CHAT = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
 SHAREGPT = [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]
 ANSWER = {"text": "a", "role": "assistant", "replies": []}
+# fmt: off
 CASES = {
     "alpaca": ({"instruction": "q", "input": "", "output": "a"}, QA),
     "prompt_completion": ({"prompt": "q", "completion": "a"}, QA),
     "question_answer": ({"question": "q", "answer": "a"}, QA),
     "dolly": ({"instruction": "q", "context": "", "response": "a", "category": "x"}, QA),
-    "chat": (
-        {"messages": CHAT},
-        QA,
-    ),
+    "chat": ({"messages": CHAT}, QA),
     "messages": (CHAT, QA),
-    "sharegpt": (
-        {"conversations": SHAREGPT},
-        QA,
-    ),
-    "oasst": (
-        {
-            "text": "q",
-            "role": "prompter",
-            "replies": [ANSWER],
-        },
-        QA,
-    ),
+    "sharegpt": ({"conversations": SHAREGPT}, QA),
+    "oasst": ({"text": "q", "role": "prompter", "replies": [ANSWER]}, QA),
     "transcript": ({"chosen": "\n\nHuman: q\n\nAssistant: a", "rejected": "b"}, QA),
     "classification": ({"text": "q", "label": 1}, [("user", "q")]),
     "text": ({"text": "a"}, [("assistant", "a")]),
     "preference": ({"prompt": "q", "chosen": "a", "rejected": "b"}, QA),
-    "squad": (
-        {"paragraphs": [{"context": "", "qas": [{"question": "q", "answers": [{"text": "a"}]}]}]},
-        QA,
-    ),
+    "squad": ({"paragraphs": [{"context": "", "qas": [{"question": "q",
+        "answers": [{"text": "a"}]}]}]}, QA),
 }
+# fmt: on
 
 
 def test_a_recipe_can_name_every_format():

@@ -183,7 +183,6 @@ class Workplace:
         return {name: _digest(path.read_bytes()) for name, path in named.items()}
 
     def combinations(self) -> Iterator[Combination]:
-        """All combinations, grouped by tokenizer."""
         recipes = {path.stem: path for path in self.checkout.glob("deployments/recipes/*.yaml")}
         recipes = {"demo": self.checkout / "deployments/demo/recipe.yaml", **recipes}
         if self.shared is None:
@@ -210,7 +209,6 @@ class Workplace:
                     yield Combination(f"{path.name}+{tokenizer}", recipe, given)
 
     def recipe(self, source: dict[str, Any], template: str) -> Path:
-        """Write a recipe for a file of the shared data."""
         path = self.folder / f"{source['path']}.yaml"
         sources = [source]
         if source["path"].startswith("seed"):
@@ -228,7 +226,6 @@ class Workplace:
         return path
 
     def make(self, combination: Combination) -> Parts:
-        """Prepare a combination and read the published version."""
         store = self.folder / "stores" / combination.name
         command = [*COMMAND, str(combination.recipe), "--json"]
         command += ["--cache", str(self.folder / "cache")]  # so tokenizers are checked once
@@ -265,7 +262,6 @@ def _chat(turns: list[tuple[str, str]]) -> dict[str, Any]:
 
 
 def _read_version(store: Path) -> Parts:
-    """Return the rows of each part of the only version in `store`."""
     (manifest_path,) = store.glob("*/v/*/manifest.json")
     manifest = json.loads(manifest_path.read_bytes())
     ledger = {step["step"]: step for step in manifest["counts"]["ledger"]}
@@ -316,7 +312,6 @@ def _compared(row: dict[str, Any]) -> str:
 
 
 def _digests(parts: Parts) -> dict[str, str]:
-    """Return number of rows and digest of each part."""
     lines = {part: sorted(map(_compared, rows)) for part, rows in parts.items()}
     return {
         part: f"{len(rows)}:{_digest(chr(10).join(rows).encode())}" for part, rows in lines.items()
@@ -424,7 +419,6 @@ def show(out: Path, checkout: Path, tables: Path, name: str) -> int:
 
 
 def _both(was: dict[str, Any] | None, now: dict[str, Any] | None) -> Iterator[str]:
-    """Return lines for each column of two rows; for long lists, around the first difference."""
     for column in was or now or {}:
         old, new = (row and row.get(column) for row in (was, now))
         at = 0
@@ -437,7 +431,6 @@ def _both(was: dict[str, Any] | None, now: dict[str, Any] | None) -> Iterator[st
 
 
 def main() -> int:
-    """Run the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -8,7 +8,6 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def build_wheel(folder: Path) -> Path:
-    """Build the wheel into a folder."""
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
     subprocess.run(command, check=True, cwd=ROOT, capture_output=True)
     (wheel,) = folder.glob("*.whl")

@@ -10,6 +10,7 @@ from packhouse.records.identity import conversation_ids
 from packhouse.records.tables import CONVERSATION, VALIDATED
 from packhouse.render import make_renderer
 from packhouse.tokenize import load_snapshot, tokenize_table
+from tests.chain.conftest import Project
 
 DEMO = Path(__file__).resolve().parents[2] / "deployments" / "demo"
 
@@ -72,12 +73,35 @@ class Tables:
         ).tokenized
 
     def sabotage(self, change) -> None:
-        """Rewrite the tokenized rows with `change(row)`."""
         rows = self.tokenized.to_pylist()
         for row in rows:
             change(row)
             row["num_tokens"] = len(row["input_ids"])
         self.tokenized = pa.Table.from_pylist(rows, self.tokenized.schema)
+
+
+SOUND = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}<|im_start|>assistant\n{% generation %}"
+    "{{ m.content }}<|im_end|>{% endgeneration %}\n{% else %}<|im_start|>{{ m.role }}\n"
+    "{{ m.content }}<|im_end|>\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+SUMS = [{"instruction": f"Add 1 to {n}.", "output": f"{n + 1}."} for n in range(40)]
+
+
+class Sums(Project):
+    """Rows and a recipe of which the audit has no finding."""
+
+    def __init__(self, root: Path, rows=SUMS, **sections) -> None:
+        super().__init__(root)
+        (root / "sound.jinja").write_text(SOUND)
+        self.write(rows, "sums.jsonl")
+        base = {
+            "sources": [{"path": "sums.jsonl", "format": "alpaca"}],
+            "format": {"template": "sound.jinja"},
+            "publish": {"store": str(root / "store")},
+        }
+        self.write_recipe(**base | sections)
 
 
 @pytest.fixture

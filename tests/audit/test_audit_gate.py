@@ -6,28 +6,23 @@ from collections import Counter
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-import yaml
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-import schemas
 from packhouse.auditing.gate import check_audit
 from packhouse.auditing.shard import audit_packs, audit_records
 from packhouse.auditing.tokens import NUM_WORST
 from packhouse.cli import cli
-from packhouse.errors import AuditError
-from packhouse.recipe import AuditConfig, load_recipe
+from packhouse.errors import AuditError, EmptyDatasetError, QuarantineLimitError
+from packhouse.recipe import AuditConfig
+from packhouse.records.ledger import LedgerLine, check_quarantine
 from packhouse.records.tables import PACKED
-from packhouse.run.cache import Workspace
-from packhouse.run.chain import prepare
-from packhouse.run.local_pool import LocalRunner
 from packhouse.run.steps.pack import LINEAGE
-from packhouse.store import open_version
+from packhouse.store import Drift, Gate, open_version
 from packhouse.store.manifest import read_audit
-from tests.audit.conftest import DEMO
+from tests.audit.conftest import SUMS, Sums
 
 IS_CONTROL = np.array([True, True, True, *[False] * 97])
 IS_BLANK = np.arange(100) == 50
@@ -158,59 +153,16 @@ def repetition(rows):
     return audit_records(lambda columns: table.select(columns).to_batches(2), len(rows))
 
 
-SOUND = (
-    "{% for m in messages %}{% if m.role == 'assistant' %}<|im_start|>assistant\n{% generation %}"
-    "{{ m.content }}<|im_end|>{% endgeneration %}\n{% else %}<|im_start|>{{ m.role }}\n"
-    "{{ m.content }}<|im_end|>\n{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-
-
-class Project:
-    def __init__(self, folder):
-        self.folder, self.cache = folder, folder / "cache"
-        rows = [{"instruction": f"Add 1 to {n}.", "output": f"{n + 1}."} for n in range(40)]
-        (folder / "sums.jsonl").write_text("\n".join(map(json.dumps, rows)))
-        (folder / "repeats.jsonl").write_text("\n".join(map(json.dumps, rows + rows[:8])))
-        (folder / "sound.jinja").write_text(SOUND)
-        recipe = {
-            "dataset": "sums",
-            "sources": [{"path": "sums.jsonl", "format": "alpaca"}],
-            "tokenizer": str(DEMO / "tokenizer"),
-            "format": {"template": "sound.jinja"},
-            "pack": {"seq_len": 256},
-            "publish": {"store": str(folder / "store")},
-        }
-        self.path = folder / "recipe.yaml"
-        self.path.write_text(yaml.safe_dump(recipe))
-
-    def prepare(self, *overrides):
-        recipe = load_recipe(self.path, overrides)
-        workspace = Workspace(cache=self.cache, check=schemas.check)
-        return prepare(recipe, LocalRunner(recipe=recipe, workspace=workspace), self.cache)
-
-    def records(self, prepared):
-        paths = (self.folder / "store").rglob(f"{prepared.version}/records/*.parquet")
-        return pq.read_table(next(paths)).to_pylist()
-
-    @staticmethod
-    def cached_steps(prepared):
-        """Steps whose jobs were all found in the cache."""
-        steps = dict.fromkeys(receipt.step for receipt in prepared.receipts)
-        return [s for s in steps if all(r.cached for r in prepared.receipts if r.step == s)]
-
-
 @pytest.fixture
 def project(tmp_path):
-    return Project(tmp_path)
+    return Sums(tmp_path)
 
 
 @pytest.fixture
 def repeating(project):
-    recipe = yaml.safe_load(project.path.read_text())
-    recipe["sources"][0]["path"] = "repeats.jsonl"
-    recipe["audit"] = {"max_duplicates": 0.1}
-    project.path.write_text(yaml.safe_dump(recipe))
+    project.write([*SUMS, *SUMS[:8]], "repeats.jsonl")
+    source = {"path": "repeats.jsonl", "format": "alpaca"}
+    project.edit(sources=[source], audit={"max_duplicates": 0.1})
     return project
 
 
@@ -227,7 +179,7 @@ def test_a_breach_names_the_rows_and_publishes_nothing(repeating):
     assert caught.value.exit_code == 4
     (breach,) = caught.value.breaches
     assert len(breach["rows"]) == 5
-    assert not (repeating.folder / "store").exists()
+    assert not (repeating.root / "store").exists()
 
 
 def test_prepare_exits_with_four_and_the_facts_as_json(repeating, monkeypatch):
@@ -276,9 +228,73 @@ def test_a_misplaced_mask_stops_the_run_whatever_the_limits():
 
 
 def test_a_source_listed_twice_is_stopped(project):
-    recipe = yaml.safe_load(project.path.read_text())
-    (project.folder / "copy.jsonl").write_bytes((project.folder / "sums.jsonl").read_bytes())
-    recipe["sources"].append({"path": "copy.jsonl", "format": "alpaca"})
-    project.path.write_text(yaml.safe_dump(recipe))
+    project.write(SUMS, "copy.jsonl")
+    project.edit(sources=[{"path": f"{n}.jsonl", "format": "alpaca"} for n in ("sums", "copy")])
     with pytest.raises(AuditError, match=r"40 of 80 \(50.00%, over 30.00%\) rows repeat"):
         project.prepare()
+
+
+COUNTS = {
+    "rows": 100,
+    "turns": 100,
+    "tokens": 900,
+    "answer_bytes": 1000,
+    "untrained_answer_bytes": 0,
+    "trained_prompt_bytes": 0,
+}
+
+
+def audit_of(**sources):
+    """An audit in which each source has the given number of duplicates in its 100 rows."""
+    document = {
+        "dataset": {**COUNTS, "duplicates": sum(sources.values()), "both_sides": 0},
+        "sources": {name: {**COUNTS, "duplicates": n} for name, n in sources.items()},
+        "packs": {},
+        "worst": {},
+    }
+    return read_audit(document)
+
+
+def test_each_limit_of_the_audit_has_a_result_with_the_source_nearest_to_it():
+    results = {r.name: r for r in check_audit(audit_of(a=2, b=7), AuditConfig())}
+    duplicates = results["audit.max_duplicates"]
+    assert (duplicates.outcome, duplicates.value, duplicates.limit) == ("passed", 0.09, 0.3)
+    assert results["audit.min_answer_coverage"].shown_limit == "at least 99.00%"
+    assert results["audit.both_sides"].limit == 0
+    assert {r.outcome for r in results.values()} == {"passed"}
+
+
+def test_an_error_of_the_audit_carries_all_results_the_good_ones_too():
+    with pytest.raises(AuditError) as caught:
+        check_audit(audit_of(a=2, b=40), AuditConfig())
+    failed = [result for result in caught.value.gates if result.outcome == "failed"]
+    assert [(r.name, r.value) for r in failed] == [("audit.max_duplicates", 0.42)]
+    assert failed[0].detail in str(caught.value)
+    assert len(caught.value.gates) > 10
+
+
+@pytest.mark.parametrize(
+    ("bad", "limit", "error"),
+    [(3, 0.05, None), (6, 0.05, QuarantineLimitError), (100, 1.0, EmptyDatasetError)],
+)
+def test_the_share_of_bad_rows_is_the_value_of_a_result_or_of_an_error(bad, limit, error):
+    line = LedgerLine(step="validate", rows_in=100, rows_out=100 - bad, quarantined={"json": bad})
+    if error is None:
+        result = check_quarantine([line], limit)
+    else:
+        with pytest.raises(error) as caught:
+            check_quarantine([line], limit)
+        (result,) = caught.value.gates
+    assert result.outcome == ("failed" if error else "passed")
+    assert (result.value, result.limit, result.total) == (bad / 100, limit, 100)
+
+
+def test_drift_without_a_limit_passes_and_one_that_nobody_measured_is_not_reached():
+    drift = Drift(lengths=0.3, sources=0.2, quarantined=None, trained=0.0)
+    outcomes = {r.name: r.outcome for r in drift.results(Gate(max_lengths=0.1, max_trained=0.0))}
+    assert outcomes == {
+        "drift.lengths": "failed",
+        "drift.sources": "passed",
+        "drift.quarantined": "not reached",
+        "drift.trained": "passed",
+    }

@@ -43,7 +43,6 @@ def audited(tables, snapshot=None):
 
 
 def found(tables, snapshot=None):
-    """Return the findings that are not zero."""
     counts = audited(tables, snapshot)["counts"]
     return {name: counts[name] for name in FINDINGS if counts[name]}
 
@@ -79,7 +78,6 @@ def test_no_way_to_train_is_a_finding_by_itself(snapshot, train_on, template):
 
 
 def template_file(folder, answer):
-    """Return a ChatML template with generation tags that writes `answer` for assistant turns."""
     path = folder / "own.jinja"
     path.write_text(
         "{% for m in messages %}{% if m.role == 'assistant' %}" + answer + "{% else %}"

@@ -3,10 +3,10 @@
 import json
 
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from packhouse.addons.ask.query import read
 from packhouse.addons.contamination import (
     combine_contamination,
     match_benchmarks,
@@ -15,8 +15,7 @@ from packhouse.addons.contamination import (
 from packhouse.errors import AuditError, ConfigError
 from packhouse.recipe import SourceConfig
 from packhouse.store import open_version
-from tests.audit.conftest import turns, validated_table
-from tests.audit.test_audit_gate import Project
+from tests.audit.conftest import SUMS, Sums, turns, validated_table
 
 QUESTION = "A farmer has 17 sheep and all but nine die. How many are left?"
 
@@ -112,20 +111,17 @@ def test_equals_a_search_one_by_one(tmp_path_factory, exam, chats):
     assert match_benchmarks(table, benchmarks)[0]["contaminated"] == sum(due)
 
 
+SEARCHED = {
+    "benchmarks": [{"path": "exam.jsonl", "format": "question_answer"}],
+    "benchmark_ngram": 10,
+}
+
+
 @pytest.fixture
 def project(tmp_path):
-    project = Project(tmp_path)
-    rows = [{"instruction": QUESTION, "output": "Nine."}, {"instruction": "Hi", "output": "Yes."}]
-    (tmp_path / "sums.jsonl").write_text("\n".join(map(json.dumps, rows)))
     benchmark_file(tmp_path, (QUESTION, "9"))
-    recipe = yaml.safe_load(project.path.read_text())
-    recipe["format"]["template"] = "sound.jinja"
-    recipe["audit"] = {
-        "benchmarks": [{"path": "exam.jsonl", "format": "question_answer"}],
-        "benchmark_ngram": 10,
-    }
-    project.path.write_text(yaml.safe_dump(recipe))
-    return project
+    rows = [{"instruction": QUESTION, "output": "Nine."}, {"instruction": "Hi", "output": "Yes."}]
+    return Sums(tmp_path, rows, audit=SEARCHED)
 
 
 def test_a_recipe_names_benchmarks_and_is_stopped_by_their_questions(project):
@@ -161,3 +157,92 @@ def test_gsm8k_asks_some_of_its_test_questions_in_train(shared):
     assert found["contaminated"] == 10
     assert found["worst"][0]["row"] == 20
     assert found["worst"][0]["benchmark"] == "gsm8k_test/gsm8k_test.jsonl row 632"
+
+
+OTHER = "Which river begins in Bohemia, flows through Dresden and ends in the North Sea?"
+
+
+@pytest.fixture
+def dropping(tmp_path):
+    rows = [*SUMS]
+    rows[5] = {"instruction": QUESTION, "output": "Nine."}
+    rows[9] = {"instruction": QUESTION, "output": "There are nine of them."}
+    rows[30] = {"instruction": f"Riddle: {QUESTION}", "output": "9."}
+    benchmark_file(tmp_path, (QUESTION, "9"))
+    return Sums(tmp_path, rows, audit={**SEARCHED, "on_match": "drop"})
+
+
+def matched(dropping, published, outcome="contaminated"):
+    return [r for r in dropping.records(published) if r["outcome"] == outcome]
+
+
+def test_matching_rows_are_left_out_counted_and_listed(dropping):
+    published = dropping.prepare()
+    (packed,) = [line for line in published.ledger if line.step == "pack"]
+    assert packed.dropped == {"contaminated": 3}
+    rows = matched(dropping, published)
+    assert [row["row"] for row in rows] == [5, 9, 30]
+    assert {row["repeats"] for row in rows} == {"exam/exam.jsonl row 0"}
+    assert all(row["times"] == 0 < row["num_tokens"] for row in rows)
+    opened = open_version(published.store, "sums")
+    dropped = read(opened, "SELECT detail FROM dropped").to_pylist()
+    assert dropped == [{"detail": "shares words with exam/exam.jsonl row 0"}] * 3
+    manifest = opened.manifest
+    found = manifest.audit["contamination"]
+    assert (found["contaminated"], found["on_match"]) == (3, "drop")
+    assert found["by_benchmark"] == {"exam/exam.jsonl": 3}
+    with pytest.raises(AuditError, match=r"change audit.max_contaminated, audit.on_match"):
+        dropping.prepare("audit.on_match=stop")
+
+
+def test_the_benchmark_decides_pack_and_no_step_before(dropping):
+    published = dropping.prepare()
+    again = dropping.prepare()
+    assert (again.version, again.created) == (published.version, False)
+    benchmark_file(dropping.root, (OTHER, "9"))
+    other = dropping.prepare()
+    assert other.version != published.version
+    assert matched(dropping, other) == []
+    done = dropping.cached_steps(other)
+    assert "tokenize" in done
+    assert "pack" not in done
+    # A setting that only stops the run is part of the version but not of any pack.
+    benchmark_file(dropping.root, (QUESTION, "9"))
+    stopped = dropping.prepare("audit.on_match=stop", "audit.max_contaminated=1")
+    benchmark_file(dropping.root, (OTHER, "9"))
+    assert "pack" in dropping.cached_steps(
+        dropping.prepare("audit.on_match=stop", "audit.max_contaminated=1")
+    )
+    assert len(matched(dropping, stopped)) == 0
+
+
+def test_matching_rows_go_to_eval_with_all_of_their_prompt(dropping):
+    """Rows 5 and 9 ask the same; 30 asks it in other words. Copies of a row stay with it."""
+    with (dropping.root / "sums.jsonl").open("a") as file:
+        file.write(json.dumps({"instruction": "Add 1 to 3.", "output": f"{QUESTION} Four!"}))
+    settings = ["audit.on_match=same_side", "split.eval_fraction=0.01"]
+    published = dropping.prepare(*settings, "sources.0.weight=3")
+    in_eval = [row for row in dropping.records(published) if row["split"] == "eval"]
+    assert [row["row"] for row in in_eval] == [3, 5, 9, 30, 40]  # 3 has the same prompt as 40
+    assert {row["times"] for row in in_eval} == {3}
+    assert published.published.statistics["eval"].num_sequences == 15
+    assert published.published.audit["contamination"]["on_match"] == "same_side"
+
+
+def test_a_side_must_be_there(dropping):
+    with pytest.raises(ConfigError, match="has no eval split"):
+        dropping.prepare("audit.on_match=same_side")
+
+
+def test_windows_of_a_matching_row_all_go(dropping):
+    talk = turns(*(f"{QUESTION if n == 8 else 'Go on.'} {n}" for n in range(40)))
+    dropping.write(SUMS[:3], "sums.jsonl")
+    dropping.write([{"messages": talk}], "chat.jsonl")
+    published = dropping.prepare(
+        'sources=[{"path": "sums.jsonl", "format": "alpaca"}, {"path": "chat.jsonl"}]',
+        "pack.over_length=window",
+        "pack.seq_len=64",
+    )
+    rows = [row for row in dropping.records(published) if row["source"] == "chat/chat.jsonl"]
+    assert len(rows) > 2
+    assert {row["outcome"] for row in rows} == {"contaminated"}

@@ -14,8 +14,7 @@ from packhouse.addons.golden import check_pinned, pin, read_golden, write_golden
 from packhouse.cli import cli
 from packhouse.errors import AuditError, ConfigError
 from packhouse.recipe import load_recipe, parse_recipe
-from tests.audit.conftest import DEMO
-from tests.audit.test_audit_gate import Project
+from tests.audit.conftest import DEMO, Sums
 
 CHAT = {
     "name": "ants",
@@ -42,7 +41,6 @@ def golden(tmp_path):
 
 
 def change(recipe, **values):
-    """Pin other values for the conversation."""
     (item,) = read_golden(recipe.golden)
     with Path(recipe.golden).open("wb") as file:
         file.write(orjson.dumps(item | values))
@@ -178,11 +176,7 @@ def test_yaml_keeps_every_text_and_id(tmp_path_factory, text):
 
 @pytest.fixture
 def project(tmp_path):
-    project = Project(tmp_path)
-    project.path.write_text(
-        project.path.read_text().replace("leaky.jinja", "sound.jinja") + "golden: pinned.yaml\n"
-    )
-    return project
+    return Sums(tmp_path, golden="pinned.yaml")
 
 
 def call(project, *arguments, code=0):

@@ -4,7 +4,6 @@ import json
 
 import pyarrow as pa
 import pytest
-import yaml
 from transformers import AutoTokenizer
 
 import packhouse
@@ -18,8 +17,7 @@ from packhouse.recipe import AuditConfig, FormatConfig, TokenizeConfig
 from packhouse.records.tables import FORMATTED
 from packhouse.store.manifest import read_audit
 from packhouse.tokenize import load_snapshot, tokenize_table
-from tests.audit.conftest import Tables, turns, validated_table
-from tests.audit.test_audit_gate import Project
+from tests.audit.conftest import Sums, Tables, turns, validated_table
 
 ROME = json.dumps([{"type": "function", "function": {"name": "look", "arguments": {"at": "Rome"}}}])
 AGENT = [
@@ -342,11 +340,7 @@ def test_both_sides_of_pairs_are_checked(tmp_path):
     rows = [
         {"prompt": f"Add 1 to {n}.", "chosen": f"{n + 1}.", "rejected": "No."} for n in range(3)
     ]
-    project = Project(tmp_path)
-    (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    recipe = yaml.safe_load(project.path.read_text())
-    recipe["sources"] = [{"path": "pairs.jsonl", "format": "pairs"}]
-    recipe["pack"] |= {"strategy": "none"}
-    project.path.write_text(yaml.safe_dump(recipe))
+    source = {"path": "sums.jsonl", "format": "pairs"}
+    project = Sums(tmp_path, rows, sources=[source], pack={"seq_len": 256, "strategy": "none"})
     counts = project.prepare().published.audit["inference"]["dataset"]
     assert (counts["records"], counts["answers_after_prompt"]) == (6, 6)

@@ -40,7 +40,6 @@ pytestmark = pytest.mark.usefixtures("shared")
 
 @cache
 def rendered(name, turns):
-    """Output of packhouse for the shapes that it accepts."""
     made = {}
     # DeepSeek's prompts open a thinking block that the template never writes.
     config = {"thought_end": "\n</think>\n\n"} if name.startswith("deepseek") else {}

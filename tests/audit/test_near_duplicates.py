@@ -8,7 +8,6 @@ from itertools import pairwise
 import numpy as np
 import pyarrow as pa
 import pytest
-import yaml
 from datasketch import MinHash
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,11 +18,12 @@ from packhouse.pack.dedup import (
     FINGERPRINTS,
     drop_in_order,
     fingerprint_table,
+    first_of_each,
     near_libraries,
 )
 from packhouse.read import read_shard, scan_source
 from packhouse.recipe import DedupConfig, SourceConfig, ValidateConfig
-from tests.audit.test_audit_gate import Project
+from tests.audit.conftest import SUMS, Sums
 
 WORDS = [f"w{n}" for n in range(3000)]
 
@@ -166,17 +166,15 @@ def test_without_datasketch_the_remedy_is_named(tmp_path, monkeypatch):
 @pytest.fixture
 def project(tmp_path):
     """40 rows, their near copies, and one row that differs from the first only in whitespace."""
-    project = Project(tmp_path)
     rows = planted(40)
     rows.append({**rows[0], "output": rows[0]["output"].replace(" ", "\n ")})
-    (tmp_path / "sums.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
-    recipe = yaml.safe_load(project.path.read_text())
-    recipe["format"]["template"] = "sound.jinja"
-    recipe["pack"]["seq_len"] = 2048
-    recipe["split"] = {"eval_fraction": 0.4, "group_by": "record"}
-    recipe["audit"] = {"max_duplicates": 1}
-    project.path.write_text(yaml.safe_dump(recipe))
-    return project
+    return Sums(
+        tmp_path,
+        rows,
+        pack={"seq_len": 2048},
+        split={"eval_fraction": 0.4, "group_by": "record"},
+        audit={"max_duplicates": 1},
+    )
 
 
 def pack_line(prepared):
@@ -254,7 +252,7 @@ def test_examples_of_one_conversation_are_no_duplicates_of_each_other(project, o
     talks = [exchanges(seed) for seed in range(20)]
     talks += [with_a_word_changed(talk) for talk in talks[:15]]
     rows = [{"messages": talk} for talk in talks]
-    (project.folder / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    project.write(rows, "sums.jsonl")
     base = ["sources.0.format=chat", "format.template=chat", *options, "split.group_by=record"]
 
     kept = project.prepare(*base, "dedup.near=keep")
@@ -285,8 +283,61 @@ def test_exact_same_side_joins_rows_that_differ_in_white_space(project):
 def test_appended_rows_take_nothing_from_train_to_eval(project):
     before = project.records(project.prepare("dedup.near=same_side"))
     more = planted(80, seed=0)[80:] + planted(30, seed=9)
-    with (project.folder / "sums.jsonl").open("a") as file:
+    with (project.root / "sums.jsonl").open("a") as file:
         file.writelines(json.dumps(row) + "\n" for row in more)
     after = project.records(project.prepare("dedup.near=same_side"))
     moved = [(a["split"], b["split"]) for a, b in zip(before, after, strict=False)]
     assert ("train", "eval") not in moved
+
+
+@pytest.fixture
+def repeated(tmp_path):
+    """Ten rows, and a second file with the same ten and one more."""
+    project = Sums(
+        tmp_path,
+        SUMS[:10],
+        sources=[{"path": f"{name}.jsonl", "format": "alpaca"} for name in ("sums", "more")],
+        split={"eval_fraction": 0.3},
+        audit={"max_duplicates": 1},
+    )
+    project.write(
+        [*SUMS[:10], {"instruction": "Add 1 to 7.", "output": "That is 8."}], "more.jsonl"
+    )
+    return project
+
+
+def test_dropped_duplicates_are_in_the_ledger_in_rows_and_tokens(repeated):
+    kept = repeated.prepare()
+    dropped = repeated.prepare("dedup.exact=drop")
+
+    assert (pack_line(kept).rows_out, pack_line(kept).dropped) == (21, {})
+    line = pack_line(dropped)
+    assert (line.rows_out, dict(line.dropped)) == (11, {"duplicate": 10})
+    assert line.tokens_in - line.tokens_out == line.tokens_dropped["duplicate"] > 0
+    assert repeated.cached_steps(dropped) == ["validate", "format", "tokenize"]
+    assert kept.published.audit["dataset"]["duplicates"] == 10
+    assert dropped.published.audit["dataset"]["duplicates"] == 0
+
+
+def test_the_first_by_file_and_row_stays_and_another_answer_is_no_duplicate(repeated):
+    prepared = repeated.prepare("dedup.exact=drop")
+    records = repeated.records(prepared)
+    assert len(records) == 21
+    lost = [(r["source"], r["outcome"]) for r in records if r["times"] == 0]
+    assert lost == [("sums/sums.jsonl", "duplicate")] * 10  # `more` comes before `sums`
+    assert len({r["record_id"] for r in records if r["times"]}) == 11
+
+
+def test_shards_change_nothing(repeated, monkeypatch):
+    whole = repeated.prepare("dedup.exact=drop")
+    monkeypatch.setattr("packhouse.run.steps.validate.MAX_SHARD_BYTES", 200)
+    repeated.cache = repeated.root / "other"
+    parts = repeated.prepare("dedup.exact=drop", f"publish.store={repeated.root / 'other-store'}")
+    assert len([r for r in parts.receipts if r.step == "tokenize"]) > 4
+    assert parts.published.content_id == whole.published.content_id
+
+
+@given(st.lists(st.integers(0, 5)))
+def test_a_repeat_is_of_the_first_that_it_equals(numbers):
+    due = [numbers.index(number) for number in numbers]
+    assert first_of_each(np.array(numbers, np.int64)).tolist() == due

@@ -2,7 +2,15 @@
 
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from bench import row_walk, size
+from bench.prose import hits
+from bench.simulate import Cluster, Step, main, simulate
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -21,3 +29,84 @@ def test_small_run_prints_a_row_for_packhouse_and_for_plain_python():
     assert [row[0].strip() for row in rows[2:]] == ["packhouse", "plain_python"]
     packs = [int(row[5]) for row in rows[2:]]
     assert 0 < packs[0] <= packs[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "lines"),
+    [
+        ("a.md", "It is behind the header.\n```\nbehind\n```\nBehind the scenes.", [1]),
+        ("a.py", '"""What a row has."""\n\nBESIDE = 1  # beside it\n', [1, 3]),
+        ("a.py", 'print("the text lies behind it")\nprint("behind")\n', [1, 1]),
+        ("a.py", '"""Return a row.\n\n    It is no row.\n"""\n', [3]),
+        ("a.py", "behind = 1\n", []),
+    ],
+)
+def test_phrases_are_found_in_prose_only(name, text, lines, tmp_path):
+    path = tmp_path / name
+    path.write_text(text)
+    assert [line for line, _, _ in hits(path)] == lines
+
+
+CALM = {"handout_s": 0.0, "skew": 0.0, "hours_to_failure": 1e9}
+
+
+def test_four_equal_tasks_on_two_workers_take_twice_a_task():
+    step = Step(name="format", num_tasks=4, jobs_per_task=3, job_s=10.0)
+    outcome = simulate(step, Cluster(workers=2, **CALM), seed=0)
+    assert outcome.makespan_s == 60.0
+    assert (outcome.worked_s, outcome.lost_s, outcome.num_retries) == (120.0, 0.0, 0)
+
+
+def test_handing_out_jobs_one_by_one_limits_many_workers():
+    step = Step(name="format", num_tasks=100, jobs_per_task=1, job_s=1.0)
+    outcome = simulate(step, Cluster(workers=1000, **CALM | {"handout_s": 0.5}), seed=0)
+    assert outcome.makespan_s == pytest.approx(100 * 0.5 + 1.0)
+
+
+def test_a_worker_that_dies_loses_one_job_and_its_task_goes_on():
+    step = Step(name="format", num_tasks=8, jobs_per_task=10, job_s=60.0)
+    cluster = Cluster(workers=4, **CALM | {"hours_to_failure": 0.2})
+    outcome = simulate(step, cluster, seed=1)
+    assert outcome.num_retries > 0
+    assert outcome.worked_s == 8 * 10 * 60.0
+    assert outcome.lost_s < 60.0 * outcome.num_retries
+
+
+def test_the_same_seed_prints_the_same_table(capsys):
+    arguments = ["--tb", "0.1", "--rows", "1e7", "--workers", "2", "8"]
+    tables = []
+    for seed in ("0", "0", "1"):
+        assert main([*arguments, "--seed", seed]) == 0
+        tables.append(capsys.readouterr().out)
+    assert tables[0] == tables[1] != tables[2]
+    assert tables[0].count("\n") == 4
+
+
+@dataclass
+class Held:
+    texts: object
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "a zebrafish",
+        b"a zebrafish",
+        ["x", ("a zebrafish",)],
+        {"x": "a zebrafish"},
+        Held(["a zebrafish"]),
+        pa.array(["a zebrafish"]),
+        pa.table({"x": ["a zebrafish"]}),
+    ],
+)
+def test_the_text_of_a_row_is_found_in_any_container(value):
+    assert row_walk.holds(value)
+    assert not row_walk.holds(Held("another animal"))
+
+
+def test_lines_of_code_are_those_that_do_something(tmp_path):
+    module = tmp_path / "module.py"
+    module.write_text('"""Says what."""\n\n# Why.\nx = 1  # a note\n\n\ndef _f():\n    """Do."""\n')
+    found = size.measure(module)
+    assert (found["lines"], found["code"], found["comments"]) == (8, 2, 1)
+    assert (found["functions"], found["private"]) == (1, 1)

@@ -18,15 +18,12 @@ FLAGS = (
 
 
 class Page:
-    """A browser window that waits and clicks as a person would."""
-
     def __init__(self, driver: Any, pictures: Path) -> None:
         self.driver = driver
         self.pictures = pictures
         self.patience_s = float(os.environ.get("PACKHOUSE_BROWSER_PATIENCE_S", "300"))
 
     def open(self, url: str) -> None:
-        """Open an address."""
         self.driver.get(url)
 
     def until(self, is_so: Callable[[], Any], what: str) -> Any:
@@ -45,7 +42,6 @@ class Page:
 
     @property
     def text(self) -> str:
-        """Return all text of the page."""
         return str(self.driver.find_element("tag name", "body").text)
 
     def says(self, *texts: str) -> None:
@@ -53,7 +49,6 @@ class Page:
         self.until(lambda: all(text in self.text for text in texts), " and ".join(texts))
 
     def find(self, xpath: str) -> Any:
-        """Wait until an element is visible and return it."""
         return self.until(
             lambda: next((e for e in self.driver.find_elements("xpath", xpath)
                           if e.is_displayed()), None),
@@ -61,7 +56,6 @@ class Page:
         )  # fmt: skip
 
     def click(self, text: str, tag: str = "button", exact: bool = True) -> None:
-        """Click the element with this text."""
         test = f"normalize-space()='{text}'" if exact else f"contains(normalize-space(), '{text}')"
         element = self.find(f"//{tag}[{test}]")
         self.driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", element)
@@ -75,13 +69,11 @@ class Page:
         )
 
     def fill(self, label: str, value: str, number: int = 1) -> None:
-        """Replace the value of a field in the run form."""
         field = self.field(label, number)
         field.send_keys("\ue009" + "a" + "\ue000", "\ue017")  # control-a, delete
         field.send_keys(value)
 
     def picture(self, name: str) -> None:
-        """Save a screenshot of the whole page."""
         height = self.driver.execute_script(
             "return Math.max(1000, ...[...document.querySelectorAll('main, main *')]"
             ".map(e => e.scrollHeight))"

@@ -22,7 +22,6 @@ WIDTHS = (360, 1920)
 
 @pytest.fixture(scope="module", params=["hostile", "alpaca", "tools"])
 def report(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The published report of a version."""
     folder = tmp_path_factory.mktemp(request.param)
     settings: dict[str, Any] = {"tokenizer": TOKENIZER, "seq_len": 512}
     if request.param == "hostile":

@@ -5,40 +5,32 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-import yaml
 
 from packhouse import StreamingPackedDataset, load_packed
 from packhouse.addons.exports import export_version
 from packhouse.errors import ConfigError
 from packhouse.store import OpenVersion, open_version
-from tests.chain.conftest import DEMO, Project
+from tests.chain.conftest import Project
 
 
 @pytest.fixture
 def project(tmp_path) -> Project:
     """Sources `a` (50 questions), `b` (50 others) and `test` (20, of which 10 are in `a`)."""
+    project = Project(tmp_path)
     parts = {"a": range(50), "b": range(50, 100), "test": [*range(10), *range(200, 210)]}
     for name, numbers in parts.items():
         rows = [{"instruction": f"Add 1 to {n}.", "output": f"{n + 1}, {name}."} for n in numbers]
-        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
-    return Project(tmp_path)
+        project.write(rows, f"{name}.jsonl")
+    return project
 
 
 def publish(project: Project, *, only: bool = False, **sections: Any) -> tuple[str, Any]:
     sources = [{"path": f"{name}.jsonl", "format": "alpaca"} for name in ("a", "b", "test")]
     if only:
         sources[2]["eval_only"] = True  # type: ignore[assignment]
-    recipe = {
-        "dataset": "sums",
-        "sources": sources,
-        "tokenizer": str(DEMO / "tokenizer"),
-        "format": {"template": "alpaca"},
-        "pack": {"seq_len": 256},
-        **sections,
-    }
-    (project.root / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    project.write_recipe(sources=sources, **sections)
     prepared = project.prepare()
-    return f"{project.root / 'store'}/sums@{prepared.version}", prepared
+    return project.uri(prepared), prepared
 
 
 def records(rows: Any) -> set[str]:

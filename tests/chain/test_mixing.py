@@ -1,11 +1,8 @@
 """Weighted sources: rows are chosen by hash, repeated, counted, and never in both splits."""
 
-import json
-
 import numpy as np
 import pyarrow as pa
 import pytest
-import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,7 +11,7 @@ from packhouse.pack.overlength import Admitted, join_admitted
 from packhouse.recipe import Recipe, SourceConfig
 from packhouse.records.tables import TOKENIZED
 from packhouse.run.steps.selection import mix, row_keys, times_of
-from tests.audit.test_audit_gate import Project
+from tests.audit.conftest import Sums
 
 
 def ids(num_records):
@@ -52,16 +49,15 @@ def test_seeds_choose_otherwise_and_the_two_choices_are_independent():
 @pytest.fixture
 def project(tmp_path):
     """Two sources of 60 rows; `b` contains ten rows of `a`."""
-    project = Project(tmp_path)
+    project = Sums(
+        tmp_path,
+        sources=[{"path": f"{name}.jsonl", "format": "alpaca"} for name in "ab"],
+        split={"eval_fraction": 0.3},
+        audit={"max_duplicates": 1},
+    )
     rows = [{"instruction": f"Add 1 to {n}.", "output": f"{n + 1}."} for n in range(110)]
-    for name, part in (("a", rows[:60]), ("b", rows[50:])):
-        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, part)) + "\n")
-    recipe = yaml.safe_load(project.path.read_text())
-    recipe["format"]["template"] = "sound.jinja"
-    recipe["sources"] = [{"path": f"{n}.jsonl", "format": "alpaca"} for n in "ab"]
-    recipe["split"] = {"eval_fraction": 0.3}
-    recipe["audit"] = {"max_duplicates": 1}
-    project.path.write_text(yaml.safe_dump(recipe))
+    project.write(rows[:60], "a.jsonl")
+    project.write(rows[50:], "b.jsonl")
     return project
 
 
@@ -90,7 +86,7 @@ def test_repeats_are_sequences_of_their_own_on_one_side(project):
     mixed = project.prepare("sources.0.weight=3")
     sides = {}
     for side in ("train", "eval"):
-        packs = load_packed(f"{project.folder}/store/{mixed.dataset}", split=side)
+        packs = load_packed(f"{project.root}/store/{mixed.dataset}", split=side)
         found = [name for row in packs["record_ids"] for name in row]
         sides[side] = {name: found.count(name) for name in found}
     assert not sides["train"].keys() & sides["eval"].keys()
@@ -204,19 +200,14 @@ def test_max_records_is_kept_to_the_record(project):
 
 @pytest.fixture
 def talks(project):
-    """A project of 40 conversations."""
-    recipe = yaml.safe_load(project.path.read_text())
-    recipe["sources"] = [{"path": "a.jsonl", "format": "chat"}]
-    recipe["format"]["template"] = "chat"
-    recipe["validate"] = {"allow_ends_on_user": True}
-    recipe["pack"] = {"seq_len": 512, "strategy": "none"}
-    project.path.write_text(yaml.safe_dump(recipe))
-    write_talks(project, map(talk, range(40)))
+    project.edit(
+        sources=[{"path": "a.jsonl", "format": "chat"}],
+        format={"template": "chat"},
+        validate={"allow_ends_on_user": True},
+        pack={"seq_len": 512, "strategy": "none"},
+    )
+    project.write(map(talk, range(40)), "a.jsonl")
     return project
-
-
-def write_talks(project, rows):
-    (project.folder / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def talk(number):

@@ -3,7 +3,6 @@
 import json
 
 import pytest
-import yaml
 
 from packhouse import load_packed
 from packhouse.recipe import FormatConfig
@@ -27,19 +26,14 @@ def project(tmp_path) -> Project:
 
 
 def publish(project, rows, **sections):
-    lines = "".join(json.dumps(each) + "\n" for each in rows)
-    (project.root / "rows.jsonl").write_text(lines)
+    project.write(rows)
     (project.root / "chatml.jinja").write_text(CHATML)
-    recipe = {
-        "dataset": "sums",
+    base = {
         "sources": [{"path": "rows.jsonl"}],
-        "tokenizer": str(DEMO / "tokenizer"),
         "format": {"template": "chatml.jinja"},
-        "pack": {"seq_len": 256},
         "split": {"eval_fraction": 0},
-        **sections,
     }
-    (project.root / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    project.write_recipe(**base | sections)
     return project.prepare()
 
 
@@ -48,8 +42,7 @@ def trained_texts(project, prepared, tmp_path):
 
     tokenizer = AutoTokenizer.from_pretrained(DEMO / "tokenizer")
     found = {}
-    uri = f"{project.root / 'store'}/sums@{prepared.version}"
-    for each in load_packed(uri, cache=tmp_path / "copies"):
+    for each in load_packed(project.uri(prepared), cache=tmp_path / "copies"):
         weights = each.get("loss_weights") or [float(label != -100) for label in each["labels"]]
         for token, weight in zip(each["input_ids"], weights, strict=True):
             if weight:

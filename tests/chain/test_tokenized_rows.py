@@ -65,7 +65,6 @@ def prepared(project, rows, *overrides):
 
 
 def published(project, done):
-    """IDs and labels of every record of a version."""
     found: Counter[tuple[tuple[int, ...], ...]] = Counter()
     for path in sorted((project.folder(done) / "data").glob("*.parquet")):
         for row in pq.read_table(path).to_pylist():

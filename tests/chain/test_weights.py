@@ -5,7 +5,6 @@ import json
 
 import numpy as np
 import pytest
-import yaml
 
 from packhouse import (
     PackedCollator,
@@ -18,7 +17,7 @@ from packhouse import (
 from packhouse.addons.exports import export_version
 from packhouse.errors import ConfigError
 from packhouse.store import open_version
-from tests.chain.conftest import DEMO, Project
+from tests.chain.conftest import Project
 from tests.loaders.models import tiny_model
 
 torch = pytest.importorskip("torch")
@@ -29,28 +28,20 @@ SCORES = {0: 0.5, 1: 2.0, 2: 1.0}
 @pytest.fixture
 def project(tmp_path) -> Project:
     """Source `a` (30 rows with a score) and `b` (30 others without)."""
+    project = Project(tmp_path)
     for name, first in (("a", 0), ("b", 100)):
         rows = [
             {"instruction": f"Add 1 to {n}.", "output": f"{n + 1}.", "score": SCORES[n % 3]}
             for n in range(first, first + 30)
         ]
-        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
-    return Project(tmp_path)
+        project.write(rows, f"{name}.jsonl")
+    return project
 
 
 def publish(project: Project, a=(), b=(), **sections):
-    recipe = {
-        "dataset": "sums",
-        "sources": [
-            {"path": "a.jsonl", "format": "alpaca", **dict(a)},
-            {"path": "b.jsonl", "format": "alpaca", **dict(b)},
-        ],
-        "tokenizer": str(DEMO / "tokenizer"),
-        "format": {"template": "alpaca"},
-        "pack": {"seq_len": 256},
-        **sections,
-    }
-    (project.root / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    more = {"a.jsonl": dict(a), "b.jsonl": dict(b)}
+    sources = [{"path": path, "format": "alpaca", **keys} for path, keys in more.items()]
+    project.write_recipe(sources=sources, **sections)
     return project.prepare()
 
 
@@ -59,8 +50,7 @@ WEIGHTED = {"a": SCORED, "b": {"loss_weight": 0.25}}
 
 
 def rows_of(project, prepared, cache, split="train"):
-    uri = f"{project.root / 'store'}/sums@{prepared.version}"
-    return load_packed(uri, split=split, cache=cache)
+    return load_packed(project.uri(prepared), split=split, cache=cache)
 
 
 @pytest.mark.parametrize("layout", ["labels", "compact"])

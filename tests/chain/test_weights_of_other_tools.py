@@ -4,7 +4,6 @@
 tokenizer and template, `roles_to_train: []` and `train_on_eos: turn`.
 """
 
-import json
 from pathlib import Path
 
 import pytest
@@ -30,20 +29,17 @@ def publish(shared: Path, tmp_path: Path):
         from transformers import AutoTokenizer
 
         (tmp_path / "chat.jinja").write_text(template or "")
-        (tmp_path / "rows.jsonl").write_text(json.dumps({"messages": messages}) + "\n")
-        recipe = {
-            "dataset": "weights",
+        project = Project(tmp_path)
+        project.write([{"messages": messages}])
+        base = {
             "sources": [{"path": "rows.jsonl"}],
             "tokenizer": str(shared / "tokenizers" / tokenizer),
             "format": {"template": "chat.jinja" if template else "chat"},
             "pack": {"seq_len": 512},
             "split": {"eval_fraction": 0},
-            **settings,
         }
-        (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
-        prepared = Project(tmp_path).prepare()
-        uri = f"{tmp_path / 'store'}/weights@{prepared.version}"
-        (row,) = load_packed(uri, cache=tmp_path / "copies")
+        project.write_recipe(**base | settings)
+        (row,) = load_packed(project.uri(project.prepare()), cache=tmp_path / "copies")
         weights = row.get("loss_weights") or [float(label != -100) for label in row["labels"]]
         decode = AutoTokenizer.from_pretrained(shared / "tokenizers" / tokenizer).decode
         pairs = zip(row["input_ids"], weights, strict=True)

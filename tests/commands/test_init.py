@@ -357,8 +357,6 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
 
 
 class Project:
-    """A folder with data, in which commands run."""
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
@@ -370,7 +368,6 @@ class Project:
         return self.call("init", *data, "--tokenizer", str(TOKENIZER), "--yes")
 
     def choose(self, said: str, number: int = 1) -> tuple[int, str]:
-        """Run the command of a candidate as printed."""
         commands = [line for line in said.splitlines() if line.startswith("packhouse init ")]
         return self.call(*shlex.split(commands[number - 1])[1:], "--yes")
 
@@ -720,8 +717,6 @@ def test_a_no_at_the_terminal_writes_nothing(project, monkeypatch):
 
 
 class Terminal:
-    """Return a `sys` of a process whose input is a terminal."""
-
     class stdin:
         isatty = staticmethod(lambda: True)
 

@@ -24,6 +24,9 @@ BAD = [
 ]
 
 
+CHAT = {"path": "chat.jsonl", "format": "chat"}
+
+
 @pytest.fixture
 def desk(home):
     """A folder with a recipe whose sources contain bad rows, and its cache and store."""
@@ -41,6 +44,14 @@ def desk(home):
     }
     (home / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     return home
+
+
+def edit(desk, **sections):
+    """Replace sections of the recipe; `more` is a source to add."""
+    recipe = yaml.safe_load((desk / "recipe.yaml").read_text())
+    if more := sections.pop("more", None):
+        recipe["sources"].append(more)
+    (desk / "recipe.yaml").write_text(yaml.safe_dump(recipe | sections))
 
 
 def run_recipe(folder, *overrides):
@@ -104,7 +115,6 @@ def test_a_filter_without_matches_is_reported(desk):
 
 
 def mend(line):
-    """Edit the file as a person would."""
     if line["reason"] == "json":
         line["raw"] += "}"
     if line["reason"] == "fields":
@@ -138,9 +148,7 @@ def test_fixed_rows_become_a_source_that_the_recipe_can_add(desk):
     ]
     (source,) = done["sources"]
     assert source.pop("rows") == 2
-    recipe = yaml.safe_load((desk / "recipe.yaml").read_text())
-    recipe["sources"].append(source)
-    (desk / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    edit(desk, more=source)
     again = run_recipe(desk)
     assert again.ledger[0].rows_out == 42
     left = json.loads(call("ls", "recipe.yaml", "--json", "--cache", str(desk / "cache")))
@@ -176,18 +184,14 @@ def test_unedited_rows_pass_when_the_rules_changed(desk):
 
 
 def test_tsv_rows_are_read_by_their_header(desk):
-    recipe = yaml.safe_load((desk / "recipe.yaml").read_text())
-    recipe["sources"] = [
-        {
-            "path": "labels.tsv",
-            "format": "classification",
-            "fields": {"text": "sentence"},
-            "label_names": ["bad", "good"],
-        }
-    ]
-    recipe["format"] = {"template": "classification", "prompt": "{text}\nLabel:\n"}
-    recipe["validate"]["max_quarantined"] = 0.9
-    (desk / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    source = {
+        "path": "labels.tsv",
+        "format": "classification",
+        "fields": {"text": "sentence"},
+        "label_names": ["bad", "good"],
+    }
+    template = {"template": "classification", "prompt": "{text}\nLabel:\n"}
+    edit(desk, sources=[source], format=template, validate={"max_quarantined": 0.9})
     run_recipe(desk)
     call("retry", "recipe.yaml", "--cache", "cache", "--edit", "bad.jsonl")
     lines = [json.loads(line) for line in (desk / "bad.jsonl").read_text().splitlines()]
@@ -208,9 +212,7 @@ def test_rows_that_a_template_refused_pass_once_they_are_fixed(desk):
     answer = {"role": "assistant", "content": "4", "reasoning_content": "2 * 2"}
     row = {"messages": [{"role": "user", "content": "Two by two?"}, answer]}
     (desk / "chat.jsonl").write_text(json.dumps(row) + "\n")
-    recipe = yaml.safe_load((desk / "recipe.yaml").read_text())
-    recipe["sources"].append({"path": "chat.jsonl", "format": "chat"})
-    (desk / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    edit(desk, more=CHAT)
     run_recipe(desk)
     shown = call("ls", "store/birds", "--json")
     assert {line["step"] for line in json.loads(shown)["reasons"]} == {"validate", "format"}
@@ -233,10 +235,7 @@ def test_rows_that_the_tokenizer_refused_keep_their_raw_row(desk):
     }
     text = json.dumps(row)
     (desk / "chat.jsonl").write_text("\n" + text + "\n")
-    recipe = yaml.safe_load((desk / "recipe.yaml").read_text())
-    recipe["sources"].append({"path": "chat.jsonl", "format": "chat"})
-    recipe["tokenize"] = {"control_text": "quarantine"}
-    (desk / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    edit(desk, more=CHAT, tokenize={"control_text": "quarantine"})
     run_recipe(desk)
     (path,) = (desk / "store").rglob("quarantine/*.parquet")
     table = pq.read_table(path).to_pylist()
@@ -255,12 +254,8 @@ def test_a_row_with_several_bad_records_is_fixed_once(desk):
     turns += [("assistant", "No."), ("user", "Why?"), ("assistant", "It ends.")]
     row = {"messages": [{"role": role, "content": content} for role, content in turns]}
     (desk / "chat.jsonl").write_text(json.dumps(row) + "\n")
-    recipe = yaml.safe_load((desk / "recipe.yaml").read_text())
-    recipe["sources"] = [{"path": "chat.jsonl", "format": "chat"}]
-    recipe["format"] = {"turns": "alone"}
-    recipe["tokenize"] = {"control_text": "quarantine"}
-    recipe["validate"] = {"max_quarantined": 1.0}
-    (desk / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    sections = {"format": {"turns": "alone"}, "tokenize": {"control_text": "quarantine"}}
+    edit(desk, sources=[CHAT], validate={"max_quarantined": 1.0}, **sections)
     run_recipe(desk)
     assert call("ls", "recipe.yaml", "--cache", "cache").startswith("1 bad row (2 records)\n")
     again = ["quarantine", "retry", "recipe.yaml", "--cache", "cache"]
@@ -285,11 +280,9 @@ def test_rows_of_a_file_in_another_encoding_are_fixed_as_utf8(desk):
     rows = [{"ask": f"\u95ee\u9898 {n}?", "say": f"\u7b54\u6848 {n}"} for n in range(9)]
     lines = [json.dumps([row], ensure_ascii=False) for row in rows]
     (desk / "rows.jsonl").write_bytes("\n".join([*lines, lines[0][:-1]]).encode("gb18030"))
-    recipe = yaml.safe_load((desk / "recipe.yaml").read_text())
     fields = {"prompt": "ask", "completion": "say"}
     odd = {"encoding": "gb18030", "unwrap": True, "format": "prompt_completion", "fields": fields}
-    recipe["sources"] = [{"path": "rows.jsonl", **odd}]
-    (desk / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    edit(desk, sources=[{"path": "rows.jsonl", **odd}])
     run_recipe(desk)
     call("retry", "recipe.yaml", "--cache", desk / "cache", "--edit", desk / "bad.jsonl")
     (bad,) = map(json.loads, (desk / "bad.jsonl").read_text().splitlines())
@@ -309,7 +302,5 @@ def test_rows_that_are_still_bad_are_not_added_to_a_source(desk):
     call("retry", "store/birds", "--recipe", "recipe.yaml", "--out", "out", code=4)
     assert (desk / "out" / "_still-bad.jsonl").is_file()
     (desk / "out" / "good.jsonl").write_text(json.dumps(GOOD[0]))
-    recipe = yaml.safe_load((desk / "recipe.yaml").read_text())
-    recipe["sources"] = [{"path": "out", "format": "alpaca"}]
-    (desk / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    edit(desk, sources=[{"path": "out", "format": "alpaca"}])
     assert run_recipe(desk).ledger[0].rows_in == 1

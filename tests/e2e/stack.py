@@ -71,7 +71,6 @@ class Stack:
         return f"s3://{BUCKET}"
 
     def call(self, *command: str, **extra: str) -> "subprocess.CompletedProcess[str]":
-        """Run a program of this environment as a client of the stack."""
         return subprocess.run(
             [str(services.BIN / command[0]), *command[1:]],
             env=self.environment | extra,
@@ -92,15 +91,12 @@ class Api:
         self.client.headers.update({"Prefect-Csrf-Client": name, "Prefect-Csrf-Token": token})
 
     def close(self) -> None:
-        """Close the connections."""
         self.client.close()
 
     def get(self, path: str) -> Any:
-        """Send a GET request and return the JSON of the response."""
         return self._json(self.client.get(path))
 
     def post(self, path: str, **body: Any) -> Any:
-        """POST a JSON object and return the JSON of the response."""
         return self._json(self.client.post(path, json=body))
 
     @staticmethod
@@ -110,13 +106,11 @@ class Api:
         return answer.json() if answer.content else None
 
     def start(self, deployment: str, **parameters: Any) -> str:
-        """Start a run of the deployment FLOW/NAME and return its ID."""
         found = self.get(f"/deployments/name/{deployment}")
         run = self.post(f"/deployments/{found['id']}/create_flow_run", parameters=parameters)
         return str(run["id"])
 
     def count(self, deployment: str) -> int:
-        """Return how many runs the deployment FLOW/NAME has, in any state."""
         found = self.get(f"/deployments/name/{deployment}")
         return int(self.post("/flow_runs/count", deployments={"id": {"any_": [found["id"]]}}))
 
@@ -131,12 +125,10 @@ class Api:
         raise TimeoutError(f"run {run_id} is {run['state_name']} after {timeout_s:.0f} s")
 
     def logs(self, run_id: str) -> str:
-        """Return the log of a run in the UI."""
         rows = self.post("/logs/filter", logs={"flow_run_id": {"any_": [run_id]}}, limit=200)
         return "\n".join(row["message"] for row in rows)
 
     def artifacts(self, run_id: str) -> dict[str, dict[str, Any]]:
-        """Return the artifacts of a run by key."""
         rows = self.post("/artifacts/filter", artifacts={"flow_run_id": {"any_": [run_id]}})
         return {row["key"]: row for row in rows}
 

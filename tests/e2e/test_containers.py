@@ -51,7 +51,6 @@ class Engine:
         return self.folder / "docker" / "secrets" / name
 
     def volume(self, name: str) -> Path:
-        """Create a volume as an engine does at its first mount, owned as in the image."""
         place = self.folder / "volumes" / name
         if not place.exists():
             place.mkdir(parents=True)
@@ -92,7 +91,6 @@ class Engine:
             yield started
 
     def finish(self, name: str, container: containers.Container) -> None:
-        """Run a container that ends by itself, and check its exit code."""
         with self.running(name, container) as started:
             code = started.wait(900)
         assert code == 0, (self.folder / "logs" / f"{name}.log").read_text()[-4000:]

@@ -20,7 +20,6 @@ OURS = ("PYTHONPATH", "PACKHOUSE_", "PREFECT_")
 
 
 def run(command, cwd, **environment):
-    """Run a command in an environment without this checkout and return its output."""
     outside = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
     done = subprocess.run(
         [str(part) for part in command],

@@ -71,7 +71,6 @@ class Outcome:
         return self.runs < 100 or max(self.growth_mib_a_run.values()) <= MOST_GROWTH_MIB
 
     def is_sound(self) -> bool:
-        """Return True if no run was lost or duplicated."""
         return (
             self.completed == self.runs
             and self.versions == self.runs * self.publish
@@ -81,7 +80,6 @@ class Outcome:
 
 
 def write_source(folder: Path) -> Path:
-    """Write a small source: the first good rows of the demo."""
     lines = (DEMO / "instructions.jsonl").read_bytes().splitlines(keepends=True)
     file = folder / "load.jsonl"
     file.write_bytes(b"".join([line for line in lines if _is_good(line)][:ROWS]))
@@ -125,7 +123,6 @@ def create_runs(api: Api, deployment: str, recipes: list[dict[str, Any]], second
 
 
 def count_ended(api: Api, deployment: str) -> int:
-    """Return how many runs of a deployment have ended, in any state."""
     found = api.get(f"/deployments/name/{deployment}")
     return int(
         api.post(
@@ -137,7 +134,6 @@ def count_ended(api: Api, deployment: str) -> int:
 
 
 def runs_of(api: Api, deployment: str) -> list[dict[str, Any]]:
-    """Return every run of a deployment, page by page."""
     found = api.get(f"/deployments/name/{deployment}")
     rows: list[dict[str, Any]] = []
     while True:
@@ -152,7 +148,6 @@ def runs_of(api: Api, deployment: str) -> list[dict[str, Any]]:
 
 
 def most_at_once(runs: list[dict[str, Any]]) -> int:
-    """Return the largest number of runs that were active at the same time."""
     edges = [(run["start_time"], 1) for run in runs if run["start_time"]]
     edges += [(run["end_time"], -1) for run in runs if run["end_time"]]
     now = most = 0
@@ -203,7 +198,6 @@ def by_quarter(samples: list[tuple[int, float]], runs: int) -> list[float]:
 
 
 def measure(arguments: argparse.Namespace) -> Outcome:
-    """Start everything, run the runs, stop everything."""
     words = Secrets()
     with contextlib.ExitStack() as started:
         folder = Path(started.enter_context(tempfile.TemporaryDirectory(prefix="packhouse-load-")))
@@ -330,7 +324,6 @@ def _deploy(folder: Path, environment: dict[str, str], nothing: bool) -> None:
 
 
 def main() -> None:
-    """Measure and print the outcome as JSON; exit with 1 if runs were lost or memory grew."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("--runs", type=int, default=200)
     parser.add_argument("--at-once", type=int, default=20)

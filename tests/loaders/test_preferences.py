@@ -104,7 +104,6 @@ def by_trl(trainer, rows, tokenizer):
 
 
 def every_row(version):
-    """Return rows of both splits, in the order of their raw rows."""
     rows = [row for split in (version.train, version.eval) if split for row in split]
     opened = open_version(*_address(version))
     (entry,) = [each for each in opened.files("records") if each.kind == "records"]
@@ -368,7 +367,6 @@ def test_settings_that_part_a_pair_are_refused(settings):
 
 
 def tiny(tmp_path, **settings):
-    """A model and arguments for a few steps of TRL."""
     torch = pytest.importorskip("torch", reason="torch is not installed")
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -1,28 +1,36 @@
-"""`check_ranks` in processes of torchrun over gloo, data-parallel and context-parallel."""
+"""Ranks of torchrun over gloo: `check_ranks`, Trainer, DDP, and kill -9 in the middle of epochs."""
 
 import json
 import os
 import subprocess
 import sys
+from collections import Counter
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
+from packhouse import StreamingPackedDataset, consumed_records, load_packed
+
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize(("world_size", "num_records"), [(2, 5), (4, 10)])
-def test_a_record_of_any_rank_moves_no_logit_of_another(tmp_path, world_size, num_records):
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    job = [f"--nproc-per-node={world_size}", "-m", "tests.loaders.rank_job", str(tmp_path)]
-    done = subprocess.run(
-        [*torchrun, *job],
+def torchrun(world_size, job, *arguments):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += [f"--nproc-per-node={world_size}", "-m", f"tests.loaders.{job}"]
+    return subprocess.run(
+        [*command, *map(str, arguments)],
         cwd=ROOT,
         env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         check=False,
     )
+
+
+@pytest.mark.parametrize(("world_size", "num_records"), [(2, 5), (4, 10)])
+def test_a_record_of_any_rank_moves_no_logit_of_another(tmp_path, world_size, num_records):
+    done = torchrun(world_size, "rank_job", tmp_path)
     assert done.returncode == 0, done.stderr
 
     first, *others = (
@@ -42,3 +50,65 @@ def test_a_record_of_any_rank_moves_no_logit_of_another(tmp_path, world_size, nu
     assert "INCONCLUSIVE, no token affects" in first["zeros"][0]
     assert f"{num_records} records on {world_size} ranks" in first["enabled"][0]
     assert f"{3 * world_size // 2} records on {world_size} ranks" in first["apart"][0]
+
+
+def test_two_ranks_take_each_pack_once_and_have_the_gradients_of_one_process(
+    make_version, tmp_path
+):
+    pytest.importorskip("accelerate", reason="accelerate is not installed")
+    uri = make_version(num_records=40)
+    packs = [tuple(ids) for ids in load_packed(uri, cache=tmp_path / "cache")["input_ids"]]
+    done = torchrun(2, "trainer_job", tmp_path, uri)
+    assert done.returncode == 0, done.stderr
+
+    told = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    seen = Counter(tuple(pack) for each in told for pack in each["seen"])
+    assert seen.total() == len(packs) // 2 * 2
+    assert seen <= Counter(packs)
+    for each in told:
+        assert each["gradient"] > 0.01
+        assert each["difference"] < 1e-5
+
+
+RUNS = [  # ranks, workers of each, the step at which one is killed
+    (2, 2, 5),
+    (4, 1, 8),
+    (3, 0, 14),
+    (1, 3, -1),
+]
+
+
+def test_every_pack_is_taken_once_an_epoch_and_receipts_say_so(make_version, tmp_path):
+    uri = make_version(num_records=150, rows_per_file=11)
+    packs = load_packed(uri, cache=tmp_path / "cache")
+    names = {tuple(row["input_ids"]): row["record_ids"] for row in packs}
+    assert len(names) == len(packs) > 30
+    taken = {0: [], 1: []}  # epoch -> packs of steps before the last checkpoint
+    before = 0
+    for number, (world_size, num_workers, killed_at) in enumerate(RUNS):
+        done = torchrun(world_size, "training_job", tmp_path, uri, num_workers, killed_at)
+        is_last = number == len(RUNS) - 1
+        assert (done.returncode == 0) == is_last, done.stderr
+        assert ("SIGKILL" in done.stderr) != is_last
+
+        last = max(tmp_path.glob("checkpoint-*"))
+        receipt = json.loads((last / "packhouse-receipt.json").read_text())
+        assert is_last or receipt["step"] == killed_at // 3 * 3
+        logs = list(tmp_path.glob(f"run-{before:04}-{world_size}-*.jsonl"))
+        assert len(logs) == world_size
+        for log in logs:
+            for line in map(json.loads, log.read_text().splitlines()):
+                if is_last or line["step"] <= receipt["step"]:
+                    taken[line["epoch"]] += map(tuple, line["packs"])
+        before = receipt["step"]
+        if is_last:
+            break
+        data = StreamingPackedDataset(uri, seed=7, rank=0, world_size=1, cache=tmp_path / "cache")
+        in_receipt = list(consumed_records(data, receipt["state"]))
+        own = taken[receipt["state"]["epoch"]]
+        assert receipt["packs"] == len(own)
+        assert Counter(in_receipt) == Counter(name for pack in own for name in names[pack])
+        digest = sha256("".join(f"{name}\n" for name in in_receipt).encode()).hexdigest()
+        assert receipt["records_sha256"] == digest
+
+    assert Counter(taken[0]) == Counter(taken[1]) == Counter(names.keys())

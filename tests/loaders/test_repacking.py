@@ -11,7 +11,6 @@ from packhouse.pack.plan import round_up
 
 
 def records(packs: PackedDataset) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Return IDs and labels of each record, in the order of packs."""
     found = []
     for pack in (packs[index] for index in range(len(packs))):
         sizes: Any = pack["seq_lengths"].tolist()

@@ -1,4 +1,4 @@
-"""One rank of test_trainer_ranks.py, started by torchrun: `trainer_job.py FOLDER URI`."""
+"""One rank of test_ranks.py, started by torchrun: `trainer_job.py FOLDER URI`."""
 
 import json
 import os

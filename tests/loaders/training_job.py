@@ -1,4 +1,4 @@
-"""One rank of test_killed_ranks.py, started by torchrun: takes packs, and is killed at a step.
+"""One rank of test_ranks.py, started by torchrun: takes packs, and is killed at a step.
 
 `training_job.py FOLDER URI WORKERS KILLED_AT` resumes from the last checkpoint in FOLDER, writes
 a checkpoint with a receipt every 3 steps, and logs each batch that it takes.

@@ -27,7 +27,6 @@ ROW = {"instruction": "Name a prime.", "input": "", "output": "Seven."}
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
-    """Finished steps of the demo, for all tests of this module."""
     return tmp_path_factory.mktemp("cache")
 
 
@@ -57,7 +56,6 @@ def stores(cache, tmp_path_factory):
 
 @pytest.fixture
 def first(place, stores):
-    """Return the only version in the store."""
     shutil.copytree(stores / "one" / "store", place / "store")
     return ref(place)
 

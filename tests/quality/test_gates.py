@@ -3,27 +3,22 @@
 import json
 
 import pytest
-import yaml
 from click.testing import CliRunner
 
 from packhouse.cli import cli
 from packhouse.errors import AuditError, ConfigError
 from packhouse.recipe import QualityConfig
 from packhouse.store import open_version
-from tests.audit.test_audit_gate import Project
+from tests.audit.conftest import SUMS, Sums
 from tests.quality.test_counting import FAULTY
 
 
 @pytest.fixture
 def project(tmp_path):
-    project = Project(tmp_path)
-    recipe = yaml.safe_load(project.path.read_text()) | {"audit": {"quality": {}}}
-    project.path.write_text(yaml.safe_dump(recipe))
-    rows = [json.loads(line) for line in (tmp_path / "sums.jsonl").read_text().splitlines()]
-    rows[3]["output"] = "Ask jo@mail.org."
-    rows[7]["output"] = "Ask al@mail.org."
-    (tmp_path / "sums.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    return project
+    rows = [*SUMS]
+    rows[3] = {**rows[3], "output": "Ask jo@mail.org."}
+    rows[7] = {**rows[7], "output": "Ask al@mail.org."}
+    return Sums(tmp_path, rows, audit={"quality": {}})
 
 
 def test_counts_are_published_and_stop_nothing(project):
@@ -33,7 +28,7 @@ def test_counts_are_published_and_stop_nothing(project):
     assert quality["dataset"]["emails"] == quality["sources"]["sums"]["emails"] == 2
     assert [row["row"] for row in quality["worst"]["emails"]] == [3, 7]
     assert "jo@mail.org" not in json.dumps(quality)  # its place is reported, never its value
-    (card,) = (project.folder / "store").rglob("README-*.md")
+    (card,) = (project.root / "store").rglob("README-*.md")
     assert "| emails | 2 |" in card.read_text()
 
 
@@ -44,7 +39,7 @@ def test_the_run_reports_each_finding_and_its_place(project):
     said = "  emails: 2 (5.00%) contain an email address: sums/sums.jsonl rows 3, 7\n"
     assert f"quality (of 40 rows)\n{said}" in result.stdout
     assert "phones" not in result.stdout
-    shown = CliRunner().invoke(cli, ["show", str(project.folder / "store" / "sums")])
+    shown = CliRunner().invoke(cli, ["show", str(project.root / "store" / "sums")])
     assert f"quality (of 40 rows)\n{said}" in shown.stdout
 
 
@@ -57,7 +52,7 @@ def test_a_limit_stops_publication_and_names_count_share_limit_rows_and_remedy(p
         "template, or change audit.quality.max_emails"
     )
     assert caught.value.exit_code == 4
-    assert not (project.folder / "store").exists()
+    assert not (project.root / "store").exists()
     gates = {gate.name: gate for gate in caught.value.gates}
     assert gates["audit.quality.max_emails"].shown_value == "5.00%"
 
@@ -99,20 +94,16 @@ and not has_phone(output) and not has_card(output) and not has_secret(output)
 
 
 def test_where_leaves_out_the_rows_that_are_counted_and_no_other(project):
-    path = project.folder / "sums.jsonl"
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    rows = [row for row in rows if "@" not in row["output"]]
+    rows = SUMS[:20]
     faulty = [
         {"instruction": asked["content"], "output": said["content"]}
         for asked, said in FAULTY.values()
     ]
-    path.write_text("\n".join(map(json.dumps, [*rows, *faulty])))
+    project.write([*rows, *faulty], "sums.jsonl")
     counted = project.prepare().published.audit["quality"]["dataset"]
     assert {name: counted[name] for name in FAULTY} == dict.fromkeys(FAULTY, 1)
 
-    recipe = yaml.safe_load(project.path.read_text())
-    recipe["sources"][0]["where"] = KEEP
-    project.path.write_text(yaml.safe_dump(recipe))
+    project.edit(sources=[{"path": "sums.jsonl", "format": "alpaca", "where": KEEP}])
     published = project.prepare()
     assert [row["row"] for row in project.records(published)] == list(range(len(rows)))
     (validated,) = [line for line in published.ledger if line.step == "validate"]

@@ -20,7 +20,6 @@ CALL = '[{"type":"function","function":{"name":"f","arguments":{}}}]'
 
 
 def conversations(*rows):
-    """Rows of (role, content) or dicts of message fields, as an Arrow array."""
     dicts = [
         [m if isinstance(m, dict) else {"role": m[0], "content": m[1]} for m in row] for row in rows
     ]

@@ -24,7 +24,6 @@ VOCABULARY = 50
 
 
 def side(sequences: list[tuple[list[int], list[int]]]) -> pa.Table:
-    """Rows of prompts and answers."""
     rows = [
         {
             "record_id": f"{row:020x}",

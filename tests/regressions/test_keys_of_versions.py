@@ -71,7 +71,6 @@ def section_fields() -> list[str]:
 
 
 def another(annotation: Any, value: Any) -> Any:
-    """Return a different value of the same type."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is typing.Annotated:
         return another(arguments[0], value)

@@ -27,7 +27,6 @@ def published(project: Project, prepared, split: str | None = None) -> list[dict
 
 
 def sequences(rows: list[dict]) -> list[tuple[str, list[int], list[int]]]:
-    """Return the records of each pack: id, token ids and labels."""
     found = []
     for row in rows:
         start = 0

@@ -23,7 +23,6 @@ class Made(NamedTuple):
 
 @pytest.fixture(scope="session")
 def hostile(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    """A version with rows that attack its readers."""
     folder = tmp_path_factory.mktemp("hostile")
     write_rows(folder / "rows.jsonl")
     version = packhouse.prepare(

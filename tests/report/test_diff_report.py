@@ -13,7 +13,6 @@ ROWS = [{"instruction": f"Say <b>{n}</b>.", "output": f"{n}!"} for n in range(60
 
 
 def made(folder: Path, rows: list[dict[str, str]], **settings: Any) -> packhouse.Version:
-    """Publish some rows."""
     return packhouse.prepare(
         rows,
         tokenizer=TOKENIZER,

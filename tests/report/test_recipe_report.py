@@ -15,7 +15,6 @@ from tests.report.test_version_report import island
 
 @pytest.fixture
 def recipe(tmp_path: Path) -> Path:
-    """A recipe of 200 rows."""
     rows = [{"instruction": f"Say {n} </script>", "output": f"{n}!"} for n in range(200)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     path = tmp_path / "recipe.yaml"
@@ -28,7 +27,6 @@ def recipe(tmp_path: Path) -> Path:
 
 
 def report(*arguments: str | Path) -> str:
-    """Run the command and return the page that it wrote."""
     done = CliRunner().invoke(cli, ["report", *map(str, arguments)])
     assert done.exit_code == 0, done.output
     return Path(arguments[arguments.index("-o") + 1]).read_text("utf-8")

@@ -29,7 +29,6 @@ from tests.report.conftest import TOKENIZER
 
 
 def island(html, name):
-    """Return the page's data by its id."""
     found = re.search(
         f'<script type="application/json" id="{name}"[^>]*>(.*?)</script>', html, re.S
     )
@@ -176,7 +175,6 @@ def test_text_cannot_pass_for_the_signs_of_trained_text():
 
 
 def _samples(html):
-    """Return the packs shown as samples on a page."""
     return [pack for split in island(html, "samples-data") for pack in split["packs"]]
 
 

@@ -24,7 +24,6 @@ def check(request):
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """Artefact -> the table that a run made."""
     project = Project(tmp_path_factory.mktemp("project"))
     project.write_rows(range(30))
     with project.rows.open("a") as file:
@@ -39,7 +38,6 @@ def made(tmp_path_factory):
 
 
 def changed(table, column, values):
-    """Return the table with other values in the first rows of a column."""
     field = table.schema.field(column)
     rest = table[column].to_pylist()[len(values) :]
     new = pa.array([*values, *rest], field.type)

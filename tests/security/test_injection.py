@@ -132,7 +132,6 @@ def test_logs_and_errors_hold_text(text: str) -> None:
 
 
 def kinds_on(page: str) -> set[str]:
-    """Kinds of all elements on a page."""
     parser = MarkdownIt("commonmark").enable("table")
     blocks = parser.parse(re.sub(r"\A---\n.*?\n---\n", "", page, flags=re.DOTALL))
     return {inline.type for block in blocks for inline in (block, *(block.children or ()))}

@@ -36,7 +36,6 @@ class Planted:
 
 @pytest.fixture
 def planted(tmp_path):
-    """A pickle, and the file that exists once it was loaded."""
     canary = tmp_path / "canary"
     payload = pickle.dumps(Planted(canary))
     pickle.loads(payload)  # noqa: S301 - it bites

@@ -33,7 +33,6 @@ def killed():
 
 
 def recipe(served, dataset, **changes):
-    """Return the form of `prepare/form-prepare` with another dataset."""
     form = served.deployment("prepare/form-prepare")["parameters"]["recipe"]
     return form | {"dataset": dataset} | changes
 
@@ -326,7 +325,6 @@ def test_a_run_that_gives_no_sign_of_life_is_crashed(served, held):
 
 
 def heartbeats(served, run):
-    """Return how many heartbeats a run has sent."""
     wanted = {"event": {"name": ["prefect.flow-run.heartbeat"]}}
     wanted |= {"occurred": {"since": "2020-01-01T00:00:00Z"}}
     wanted |= {"resource": {"id": [f"prefect.flow-run.{run}"]}}

@@ -15,8 +15,6 @@ from packhouse.records.tables import DROPPED, QUARANTINED, VALIDATED
 
 @dataclass
 class Source:
-    """Result of reading a source."""
-
     shards: list[SourceShard]
     validated: pa.Table
     quarantined: pa.Table
@@ -83,8 +81,6 @@ def read() -> Callable[..., Source]:
 
 @pytest.fixture
 def read_bytes(tmp_path: Path) -> Callable[..., Source]:
-    """Write bytes to a file with this name and read it."""
-
     def write_and_read(data: bytes, name: str = "rows.jsonl", **kwargs: Any) -> Source:
         path = tmp_path / name
         path.write_bytes(data)

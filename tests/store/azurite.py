@@ -24,7 +24,6 @@ CONTAINER = "versions"
 
 
 def find() -> str | None:
-    """Path of `azurite-blob`, or None."""
     return shutil.which("azurite-blob")
 
 

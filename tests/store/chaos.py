@@ -136,7 +136,6 @@ def start_ready(environment: dict[str, str], root: str, folder: Path, vids: list
 
 
 def kill(process: Any) -> bool:
-    """Kill a process; return False if it had already ended."""
     if not process.is_alive():
         return False
     os.kill(process.pid, signal.SIGKILL)
@@ -146,7 +145,6 @@ def kill(process: Any) -> bool:
 def check(
     environment: dict[str, str], root: str, folder: Path, expected: list[str] | None
 ) -> Counts:
-    """Check that everything acknowledged is complete, committed once, and in the ref's history."""
     os.environ.update(environment)
     store = open_store(root)
     done = victim.acknowledged(folder)

@@ -11,7 +11,6 @@ from tests.store.versions import list_versions
 
 @pytest.fixture(params=["folder", pytest.param("ceph", marks=pytest.mark.e2e)])
 def place(request, tmp_path):
-    """Environment and root of a store."""
     if request.param == "folder":
         return {}, str(tmp_path / "store")
     environment = request.getfixturevalue(f"{request.param}_environment")

@@ -86,7 +86,6 @@ class Family:
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """All stop tokens."""
         return (self.vendor.eos, *self.vendor.stops)
 
     @property
@@ -117,7 +116,6 @@ def names() -> list[str]:
 
 @cache
 def family(name: str) -> Family:
-    """Return the family of a TRL template."""
     vendor = next(made for prefix, made in VENDORS.items() if name.startswith(prefix))
     source = (files("trl") / "chat_templates" / name).read_text("utf-8")
     return Family(name=name, source=source, vendor=vendor)
@@ -236,12 +234,10 @@ def random_conversation(seed: int) -> Messages:
 
 
 def tools_of(shape: str) -> list[dict[str, Any]] | None:
-    """Return the tool definitions of a shape."""
     return TOOLS if any("tool_calls" in m for m in SHAPES[shape]) else None
 
 
 def has_thoughts(messages: Messages) -> bool:
-    """Return True if an answer has reasoning."""
     return any(m.get("reasoning") for m in messages)
 
 
@@ -277,7 +273,6 @@ def _snapshot() -> TokenizerSnapshot:
 
 
 def snapshot_of(of: Family, **changes: Any) -> TokenizerSnapshot:
-    """The stand-in's snapshot."""
     tokens = {"bos_token": of.vendor.bos, "eos_token": of.vendor.eos, "pad_token": "<|endoftext|>"}
     facts = {
         "special_tokens": {name: text for name, text in tokens.items() if text},
@@ -357,13 +352,11 @@ def switch_of(of: Family) -> str | None:
 
 
 def own_texts(messages: Messages) -> re.Pattern[str]:
-    """Return a pattern that matches the own texts of messages, longest first."""
     texts = {text for message in messages for text in texts_of(message)}
     return re.compile("|".join(map(re.escape, sorted(texts, key=lambda t: (-len(t), t)))))
 
 
 def _after_texts(text: str, messages: Messages) -> str:
-    """Return everything after the last own text of the messages."""
     return text[max(found.end() for found in own_texts(messages).finditer(text)) :]
 
 
@@ -446,19 +439,16 @@ def _is_formatted(rendered: Rendered) -> pa.Array:
 
 
 def outcome(of: Family, shape: str, turns: str = "joined", **config: Any) -> Outcome:
-    """Return packhouse's result for a shape."""
     return outcome_of(of, SHAPES[shape], tools_of(shape), turns=turns, **config)
 
 
 def rendered_by_packhouse(of: Family, messages: Messages, tools: Any, **config: Any) -> Rendered:
-    """Render one conversation with packhouse."""
     renderer = make_renderer(FormatConfig(**config), snapshot_of(of))
     tools = [json.dumps(tools)] if tools else None
     return renderer.render(make_table([copy.deepcopy(messages)], tools=tools))
 
 
 def outcome_of(of: Family, messages: Messages, tools: Any, **config: Any) -> Outcome:
-    """Return packhouse's result for one conversation."""
     try:
         rendered = rendered_by_packhouse(of, messages, tools, **config)
     except TemplateError as error:
@@ -666,12 +656,10 @@ def _splits(of: Family, thoughts: Outcome) -> str:
 
 
 def _code(text: str) -> str:
-    """Return text as code in a cell: line breaks as `\\n`, bars escaped."""
     return "`" + text.replace("\n", "\\n").replace("|", "\\|") + "`"
 
 
 def main(arguments: list[str]) -> None:
-    """Write the table of families, or the faults, to stdout."""
     if arguments[:1] != ["--faults"]:
         sys.stdout.write(table())
         return

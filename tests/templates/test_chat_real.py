@@ -28,7 +28,6 @@ def as_given(tokenizer, messages):
 
 
 def expected_text(tokenizer, messages, tools):
-    """Return transformers' rendering of a row."""
     tools = json.loads(tools) if tools else None
     try:
         return tokenizer.apply_chat_template(

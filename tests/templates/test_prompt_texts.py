@@ -73,8 +73,6 @@ def test_later_turns_follow_delim_and_system_turns_are_refused():
 
 @dataclass
 class PromptTemplate:
-    """Like dart-math's: an object with a text in each attribute."""
-
     id: str = "mine"
     sys_prompt: str = "Think.\n"
     query_prompt: str = "Q: "

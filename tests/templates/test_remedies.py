@@ -242,7 +242,6 @@ CODES = {*QUARANTINE_REASONS["format"]}
 
 
 def refusal(of: Family, messages: Rows, tools: Any, config: Mapping[str, Any]) -> tuple[str, str]:
-    """Reason code and detail; empty if the row is formatted."""
     renderer = make_renderer(FormatConfig(**config), snapshot_of(of))
     table = make_table([copy.deepcopy(messages)], tools=[json.dumps(tools)] if tools else None)
     try:

@@ -98,7 +98,6 @@ def test_half_a_character_refuses_the_row_and_is_shown(hostile):
 
 
 def refusals(hostile: str) -> list[list[str]]:
-    """In a worker: reason and detail of each refused row."""
     out = render_chat(ON_ROW + hostile + "{% endif %}" + CHATML, [HI]).quarantined
     return [[row["reason"], row["detail"]] for row in out.to_pylist()]
 

@@ -55,7 +55,6 @@ _BACKEND = Tokenizer(models.BPE({"a": 0}, [])).to_str()
 
 
 def make_snapshot(**changes: Any) -> TokenizerSnapshot:
-    """Return a toy tokenizer with ChatML's tokens."""
     facts: dict[str, Any] = {
         "fingerprint": "0" * 64,
         "class_name": "ToyTokenizer",
@@ -70,7 +69,6 @@ def make_snapshot(**changes: Any) -> TokenizerSnapshot:
 
 
 def pieces(formatted: pa.Table, spans: str = "trained_spans") -> list[list[str]]:
-    """Return the text of each row's spans."""
     rows = formatted.select(["text", spans]).to_pylist()
     return [
         [row["text"].encode()[span["start"] : span["end"]].decode() for span in row[spans]]
@@ -94,7 +92,6 @@ def snapshot_of(tokenizer: Any, **changes: Any) -> TokenizerSnapshot:
 
 
 def chat_renderer(template: str, config: dict[str, Any] | None = None, **snapshot: Any) -> Renderer:
-    """Return a renderer with a Jinja source as the tokenizer's chat template."""
     facts = {"adds_bos": False, "chat_template": template, **snapshot}
     return make_renderer(FormatConfig(**(config or {})), make_snapshot(**facts))
 
@@ -114,7 +111,6 @@ def counting_messages() -> Iterator[list[int]]:
 
 
 def render_chat(template: str, conversations: list[Any], **options: Any) -> Rendered:
-    """Render conversations with a Jinja source; `tools` go to the table."""
     table = make_table(conversations, tools=options.pop("tools", None))
     return chat_renderer(template, **options).render(table)
 

@@ -94,7 +94,6 @@ def metaspace() -> TokenizerSnapshot:
 
 @pytest.fixture(scope="session", params=["byte_level", "metaspace"])
 def trained(request: pytest.FixtureRequest) -> TokenizerSnapshot:
-    """Each tokenizer that is trained in this process."""
     snapshot: TokenizerSnapshot = request.getfixturevalue(request.param)
     return snapshot
 
@@ -103,20 +102,17 @@ def trained(request: pytest.FixtureRequest) -> TokenizerSnapshot:
 def real_snapshots(
     shared: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str], TokenizerSnapshot]:
-    """Load a real tokenizer by name, through one cache."""
     cache = tmp_path_factory.mktemp("snapshots")
     return lambda name: load_snapshot(shared / "tokenizers" / name, cache)
 
 
 @pytest.fixture(scope="session", params=REAL)
 def real_name(request: pytest.FixtureRequest) -> str:
-    """Name of each real tokenizer."""
     return str(request.param)
 
 
 @pytest.fixture(scope="session")
 def alpaca(shared: Path) -> list[dict[str, str]]:
-    """The rows of Stanford Alpaca."""
     text = (shared / "data" / "alpaca_data.json").read_text(encoding="utf-8")
     return json.loads(text)  # type: ignore[no-any-return]
 
@@ -190,8 +186,6 @@ def alpaca_parts(row: dict[str, str], bos: str, eos: str) -> list[Part]:
 def alpaca_formatted(
     alpaca: list[dict[str, str]],
 ) -> Callable[[TokenizerSnapshot, slice], pa.Table]:
-    """Alpaca as a FORMATTED table of a tokenizer."""
-
     def build(snapshot: TokenizerSnapshot, rows: slice) -> pa.Table:
         special = snapshot.special_tokens
         bos = special.get("bos_token", special.get("cls_token", ""))

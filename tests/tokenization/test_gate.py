@@ -43,8 +43,6 @@ def _much_text(monkeypatch):
 
 @pytest.fixture
 def sabotage(monkeypatch):
-    """Replace gigatoken with another encoder."""
-
     def put(encoder):
         def load(backend):
             if isinstance(encoder, Exception):

@@ -17,7 +17,6 @@ TEXT = "a" * 20_000 + " c"
 
 
 def encode(backend: str, text: str) -> int:
-    """In a worker: the number of tokens."""
     from tokenizers import Tokenizer
 
     return len(Tokenizer.from_str(backend).encode(text).ids)

@@ -31,7 +31,6 @@ def toy(tmp_path):
 
 
 def under_class(source, folder, name):
-    """Return a copy of a tokenizer with another class in its config."""
     shutil.copytree(source, folder)
     file = folder / "tokenizer_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"tokenizer_class": name}))

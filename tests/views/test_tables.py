@@ -19,7 +19,6 @@ from tests.store.versions import FACTS, pack_table, write_file
 
 
 def prepared(folder, rows, row_format="auto", **settings):
-    """Publish some rows."""
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     recipe = {
         "dataset": "rows",

@@ -9,7 +9,6 @@ later as a recipe, on a schedule or a cluster.
 """
 
 import logging
-import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -20,20 +19,17 @@ from typing import Any
 import pyarrow as pa
 from typing_extensions import override
 
-from packhouse.errors import ConfigError, EmptyDatasetError, QuarantineLimitError
+from packhouse.errors import ConfigError
 from packhouse.load.versions import load_packed, load_preferences
-from packhouse.recipe import Recipe
 from packhouse.records.ledger import sum_by_reason
 from packhouse.registry import function_of_addon, has_function
-from packhouse.run.cache import Workspace, open_mirror
-from packhouse.run.chain import Prepared
-from packhouse.run.chain import prepare as prepare_chain
+from packhouse.run.cache import Workspace
+from packhouse.run.chain import prepare_recipe
 from packhouse.run.given import recipe_for
-from packhouse.run.local_pool import local_runner
 from packhouse.store import OpenVersion
 from packhouse.store import open_version as open_stored
 from packhouse.store.read import open_address
-from packhouse.system.disks import CachePlace, check_cache, default_cache, find_cache, make_cache
+from packhouse.system.disks import check_cache, default_cache, find_cache
 from packhouse.system.progress import show_progress, start_phase
 from packhouse.system.wording import by_name, counted, text_table
 
@@ -341,32 +337,3 @@ def prepare(
         is_new=prepared.created,
         held_back=published.held_back or ((left,) if published.is_ref_left else ()),
     )
-
-
-def prepare_recipe(
-    recipe: Recipe, place: CachePlace, workers: int | None = 1, *, file: str | None = None
-) -> tuple[Prepared, list[str]]:
-    """Run the chain in this process, or in processes of this machine.
-
-    Args:
-        recipe: what to do.
-        place: where finished steps lie.
-        workers: number of processes; None: depends on the input, see `local_runner`.
-        file: the recipe's, where it has one: what `packhouse quarantine show` is to look at.
-
-    Returns:
-        What the run did, and notes on a mirror that could not be used.
-
-    Raises:
-        PackhouseError: nothing was published.
-    """
-    make_cache(place.folder)
-    mirror, workspace = open_mirror(place), Workspace(cache=place.folder)
-    with local_runner(recipe, workspace, workers) as run:
-        try:
-            prepared = prepare_chain(recipe, run, place.folder, mirror=mirror)
-        except (EmptyDatasetError, QuarantineLimitError) as error:
-            target = file or next(iter(error.facts.get("places", [])), "RECIPE")
-            said = str(error).replace("show RECIPE`", f"show {shlex.quote(target)}`")
-            raise type(error)(said, **error.facts) from None
-    return prepared, list(mirror.notes) if mirror else []

@@ -20,10 +20,9 @@ from packhouse.addons.ci.refresh import (
 from packhouse.errors import PackhouseError
 from packhouse.recipe import Recipe
 from packhouse.run.cache import AnyReceipt, open_mirror
-from packhouse.run.chain import Prepared
+from packhouse.run.chain import Plan, Prepared
 from packhouse.run.chain import prepare as prepare_chain
 from packhouse.run.step import AnyJob
-from packhouse.run.steps.plan import Plan
 from packhouse.system.disks import CachePlace
 from packhouse.system.progress import start_phase
 from tasks.artifacts import publish_artifacts, refresh_artifacts, refusal_artifacts

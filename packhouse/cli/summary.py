@@ -20,8 +20,8 @@ from packhouse.recipe.model import preferences_in
 from packhouse.records.ledger import Filter, LedgerLine, filters_of, in_and_out, units_of
 from packhouse.run.chain import Prepared
 from packhouse.run.steps import STEPS
+from packhouse.run.steps.pack import SplitCounts
 from packhouse.run.steps.publish import Published
-from packhouse.run.steps.selection import SplitCounts
 from packhouse.run.steps.validate import ValidateFacts, render_counts
 from packhouse.store.manifest import Quality, read_audit
 from packhouse.system.escaping import for_markdown, markdown_table

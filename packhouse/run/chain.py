@@ -61,7 +61,7 @@ from packhouse.run.steps import (
     tokenize,
     validate,
 )
-from packhouse.run.steps.audit import AuditParameters
+from packhouse.run.steps.audit import AUDIT, AuditParameters
 from packhouse.run.steps.files import FilesParameters
 from packhouse.run.steps.format import FORMAT, FormatParameters, check_reasoning, split_text_of
 from packhouse.run.steps.gather import PackRange
@@ -238,7 +238,10 @@ def output_jobs(plan: Plan, recipe: Recipe, packed: PackFacts) -> OutputJobs:
         )
     by_side = {side: gather.jobs(plan.pack, side, packed.sides[side]) for side in SIDES}
     gathered = tuple(chain(*by_side.values()))
-    audited = audit.pack_jobs(gathered)
+    audited = tuple(
+        AUDIT.job(AuditParameters(of="packs"), [job.ref], label=job.label, size=job.size)
+        for job in gathered
+    )
     shards = {"validate": plan.validate, "format": plan.format, "tokenize": plan.tokenize}
     written = files.jobs(recipe, shards, plan.pack, packed, by_side)
     reads = (

@@ -24,7 +24,7 @@ from packhouse.records.tables import PACKED
 from packhouse.run.cache import Workspace
 from packhouse.run.chain import prepare
 from packhouse.run.step import LocalRunner
-from packhouse.run.steps.pack import LINEAGE
+from packhouse.run.steps.gather import LINEAGE
 from packhouse.store import open_version
 from packhouse.store.manifest import read_audit
 from tests.audit.conftest import DEMO

@@ -141,8 +141,7 @@ class StepStore:
         Raises:
             DiskError: the cache cannot be written.
         """
-        found = self.find(step, key, read)
-        if found is not None:
+        if found := self.find(step, key, read):
             with suppress(OSError):  # a read-only cache, or the step is being deleted
                 # Mark it as used: `packhouse cache gc` deletes the least recently used first.
                 os.utime(found.path("receipt.json"))
@@ -151,8 +150,37 @@ class StepStore:
             self.sweep()
             start = time.perf_counter()
             facts = compute(work)
-            _write_receipt(work, step, key, facts, time.perf_counter() - start)
-            return self._commit(work, step, key, read)
+            receipt = {
+                "step": step,
+                "key": key,
+                "seconds": round(time.perf_counter() - start, 3),
+                "files": {
+                    path.name: {"size": path.stat().st_size, "sha256": file_sha256(path)}
+                    for path in sorted(work.iterdir())
+                    if path.name != LOCK
+                },
+                "facts": dict(facts),
+            }
+            data = canonical_json({**receipt, "digest": digest(receipt)})
+            (work / "receipt.json").write_bytes(data)
+            folder = self.root / step / key
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            for _ in range(3):
+                try:
+                    work.rename(folder)
+                    break
+                except OSError:
+                    if winner := self.find(step, key, read):
+                        return winner
+                    # It is damaged or from another release: delete it and try again.
+                    shutil.rmtree(folder, ignore_errors=True)
+            else:
+                raise OSError(f"could not move '{work}' to '{folder}'")
+            # Only now: if the process had been killed before the rename, a sweep needs the lock.
+            (folder / LOCK).unlink(missing_ok=True)
+            made = self.peek(step, key, read)
+            assert made is not None, f"facts of '{step}' do not survive a round trip"
+            return replace(made, cached=False)
 
     @contextmanager
     def work_folder(self, name: str) -> Iterator[Path]:
@@ -184,39 +212,6 @@ class StepStore:
         for folder in dead:
             shutil.rmtree(folder, ignore_errors=True)
         return len(dead)
-
-    def _commit(self, work: Path, step: str, key: str, read: ReadFacts) -> AnyReceipt:
-        folder = self.root / step / key
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        for _ in range(3):
-            try:
-                work.rename(folder)
-            except OSError:
-                winner = self.find(step, key, read)
-                if winner is not None:
-                    return winner
-                # It is damaged or from another release: delete it and try again.
-                shutil.rmtree(folder, ignore_errors=True)
-                continue
-            # Only now: if the process had been killed before the rename, a sweep needs the lock.
-            (folder / LOCK).unlink(missing_ok=True)
-            receipt = self.peek(step, key, read)
-            assert receipt is not None, f"facts of '{step}' do not survive a round trip"
-            return replace(receipt, cached=False)
-        raise OSError(f"could not move '{work}' to '{folder}'")
-
-
-def _write_receipt(
-    work: Path, step: str, key: str, facts: Mapping[str, Any], seconds: float
-) -> None:
-    files = {
-        path.name: {"size": path.stat().st_size, "sha256": file_sha256(path)}
-        for path in sorted(work.iterdir())
-        if path.name != LOCK
-    }
-    about = {"step": step, "key": key, "seconds": round(seconds, 3)}
-    receipt = {**about, "files": files, "facts": dict(facts)}
-    (work / "receipt.json").write_bytes(canonical_json({**receipt, "digest": digest(receipt)}))
 
 
 def parse_receipt(

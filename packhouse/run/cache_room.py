@@ -281,7 +281,12 @@ def max_cache_bytes() -> int | None:
 
 def list_steps(cache: Path) -> list[Cached]:
     """List the finished jobs of a cache by step and key. Reads the size of every file."""
-    last_used = _last_runs(cache)
+    last_used: dict[str, float] = {}  # key -> time of the last run of any dataset that used it
+    for path in (cache / "runs").glob("*.json"):
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            at = path.stat().st_mtime
+            for job in orjson.loads(path.read_bytes()):
+                last_used[job["key"]] = max(at, last_used.get(job["key"], 0.0))
     held = held_keys(cache)
     found = []
     for folder in sorted((cache / "steps").glob("*/*")):
@@ -301,17 +306,6 @@ def list_steps(cache: Path) -> list[Cached]:
                 )
             )
     return found
-
-
-def _last_runs(cache: Path) -> dict[str, float]:
-    """Return the steps that the last run of any dataset used: key -> time of that run."""
-    keys: dict[str, float] = {}
-    for path in (cache / "runs").glob("*.json"):
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            at = path.stat().st_mtime
-            for job in orjson.loads(path.read_bytes()):
-                keys[job["key"]] = max(at, keys.get(job["key"], 0.0))
-    return keys
 
 
 def choose_steps(
@@ -412,12 +406,11 @@ def keep_limits(cache: Path, obsolete: Collection[str] = ()) -> CacheRoom:
     is_limited = max_cache_bytes() is not None
     found = list_steps(cache)
 
-    def is_over(each: Cached) -> bool:
+    gone, left = [], []
+    for each in found:
         is_obsolete = each.key in obsolete and not each.is_used
-        return not each.is_held and (is_obsolete or each.used_at < oldest)
-
-    gone = [each for each in found if is_over(each)]
-    left = [each for each in found if not is_over(each)]
+        is_over = not each.is_held and (is_obsolete or each.used_at < oldest)
+        (gone if is_over else left).append(each)
     most = cache_room(cache, left).max_bytes
     gone += choose_steps(left, most, spare_used=not is_limited)
     freed = remove_steps(cache, gone)

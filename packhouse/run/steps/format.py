@@ -103,13 +103,19 @@ def job(
     benchmarks: Mapping[str, object],
 ) -> Job[FormatParameters]:
     """Return the job that renders a validated shard; `tokenizer` is a fingerprint."""
-    parameters = validated.parameters
+    parameters, template = validated.parameters, recipe.format.template
+    folder = tokenizer_folder(recipe.tokenizer)
+    is_file = template.endswith((".jinja", ".j2"))
+    names = [Path(template)] if is_file else [folder / "chat_template.jinja"]
+    if template == "chat":
+        names.append(folder / "tokenizer_config.json")
+    prints_date = any(name.is_file() and b"strftime_now" in name.read_bytes() for name in names)
     return FORMAT.job(
         FormatParameters(
             shard=parameters.shard,
             format=recipe.format,
-            template=_template_identity(recipe.format.template),
-            date=_date_of(recipe),
+            template=_template_identity(template),
+            date=pinned_date().date().isoformat() if prints_date else None,
             label_names=parameters.source.label_names,
             tokenizer=tokenizer,
             seq_len=recipe.pack.seq_len if cuts_windows(recipe) else None,
@@ -121,18 +127,6 @@ def job(
         label=validated.label,
         size=validated.size,
     )
-
-
-def _date_of(recipe: Recipe) -> str | None:
-    template = recipe.format.template
-    folder = tokenizer_folder(recipe.tokenizer)
-    is_file = template.endswith((".jinja", ".j2"))
-    names = [Path(template)] if is_file else [folder / "chat_template.jinja"]
-    if template == "chat":
-        names.append(folder / "tokenizer_config.json")
-    if any(name.is_file() and b"strftime_now" in name.read_bytes() for name in names):
-        return pinned_date().date().isoformat()
-    return None
 
 
 def _template_identity(template: str) -> str:

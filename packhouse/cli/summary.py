@@ -62,9 +62,23 @@ def ledger_block(ledger: Sequence[LedgerLine], filters: Iterable[Filter]) -> Blo
         )
         for line, own in zip(ledger, cells, strict=True)
     ]
-    units = units_of(ledger)
-    reasons = [text for line in ledger for text in _reason_lines(line, *units[line.step])]
-    left_out = [
+    lines, units = [], units_of(ledger)
+    for line in ledger:
+        taken, given = units[line.step]
+        for what, unit in (
+            ("added", given),
+            ("quarantined", ""),
+            ("dropped", given if line.step == "format" else taken),
+            ("tokens_dropped", "token"),
+            ("tokens_added", "token"),
+        ):
+            if counts := getattr(line, what):
+                reasons = ", ".join(
+                    f"{reason} {counted(n, unit) if unit else f'{n:,}'}"
+                    for reason, n in sorted(counts.items())
+                )
+                lines.append(f"{line.step} {what.removeprefix('tokens_')}: {reasons}")
+    lines += [
         f"where of {each.source} dropped {each.filtered:,} of {counted(each.rows, 'row')}: "
         f"{each.where}"
         for each in filters
@@ -73,25 +87,8 @@ def ledger_block(ledger: Sequence[LedgerLine], filters: Iterable[Filter]) -> Blo
         title="ledger",
         columns=("step", *heads, "quarantined", "dropped", "tokens in", "tokens out"),
         rows=rows,
-        lines=(*reasons, *left_out),
+        lines=tuple(lines),
     )
-
-
-def _reason_lines(line: LedgerLine, taken: str, given: str) -> Iterator[str]:
-    """Yield the counts by reason of one step; `taken` and `given` are its units in and out."""
-    for what, unit in (
-        ("added", given),
-        ("quarantined", ""),
-        ("dropped", given if line.step == "format" else taken),
-        ("tokens_dropped", "token"),
-        ("tokens_added", "token"),
-    ):
-        if counts := getattr(line, what):
-            reasons = ", ".join(
-                f"{reason} {counted(n, unit) if unit else f'{n:,}'}"
-                for reason, n in sorted(counts.items())
-            )
-            yield f"{line.step} {what.removeprefix('tokens_')}: {reasons}"
 
 
 def splits_block(statistics: Mapping[str, PackStatistics], records: Mapping[str, int]) -> Block:
@@ -247,7 +244,14 @@ def print_report(prepared: Prepared) -> None:
         out.print(f"golden: {counted(prepared.golden, 'conversation')} unchanged")
     for target, name in published.mirrors.items():
         out.print(f"also in {target} ({name})")
-    print_text("steps: " + _steps_line(prepared))
+    steps = []
+    for row in _steps(prepared):
+        if row["cached"] == row["jobs"]:
+            steps.append(f"{row['step']} cached")
+        else:
+            cached = f"{row['cached']} of {row['jobs']} cached, " if row["cached"] else ""
+            steps.append(f"{row['step']} {cached}{row['seconds']:.1f} s")
+    print_text(f"steps: {', '.join(steps)}")
     if prepared.receipts:
         echo(f"cache: {Path(prepared.receipts[0].folder).parents[2]}")  # not wrapped, to copy it
     if published.quarantine:
@@ -376,14 +380,3 @@ def _steps(prepared: Prepared) -> list[dict[str, object]]:
             }
         )
     return rows
-
-
-def _steps_line(prepared: Prepared) -> str:
-    parts = []
-    for row in _steps(prepared):
-        if row["cached"] == row["jobs"]:
-            parts.append(f"{row['step']} cached")
-        else:
-            cached = f"{row['cached']} of {row['jobs']} cached, " if row["cached"] else ""
-            parts.append(f"{row['step']} {cached}{row['seconds']:.1f} s")
-    return ", ".join(parts)

@@ -68,7 +68,16 @@ def tokenizer_of(opened: OpenVersion, tokenizers: Path) -> LoadSnapshot | None:
         files = fetch_tokenizer(opened.store, wanted)
         if files is None:
             return None
-        _write(files, folder)
+        staged = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
+        with disk_errors(folder.parent):
+            try:
+                staged.mkdir(parents=True)
+                for name, content in files.items():
+                    (staged / name).write_bytes(content)
+                with suppress(OSError):  # another process was faster; the files are the same
+                    os.replace(staged, folder)
+            finally:
+                shutil.rmtree(staged, ignore_errors=True)
     load = partial(load_snapshot, folder, tokenizers, pipeline)
     load()
     return load
@@ -78,20 +87,6 @@ def pipeline_of_version(opened: OpenVersion) -> PipelineChoice:
     """Return the pipeline that made the token IDs of a version."""
     settings = opened.manifest.facts.configuration.tokenize
     return "file" if settings.pipeline == "file" else "class"
-
-
-def _write(files: dict[str, bytes], folder: Path) -> None:
-    """Write a folder completely or not at all. If another process is faster, its copy is kept."""
-    staged = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
-    with disk_errors(folder.parent):
-        try:
-            staged.mkdir(parents=True)
-            for name, content in files.items():
-                (staged / name).write_bytes(content)
-            with suppress(OSError):  # another process was faster; the files are the same
-                os.replace(staged, folder)
-        finally:
-            shutil.rmtree(staged, ignore_errors=True)
 
 
 Mask = npt.NDArray[np.bool_]

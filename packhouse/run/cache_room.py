@@ -406,7 +406,7 @@ def keep_limits(cache: Path, obsolete: Collection[str] = ()) -> CacheRoom:
     is_limited = max_cache_bytes() is not None
     found = list_steps(cache)
 
-    gone, left = [], []
+    gone, left = list[Cached](), list[Cached]()
     for each in found:
         is_obsolete = each.key in obsolete and not each.is_used
         is_over = not each.is_held and (is_obsolete or each.used_at < oldest)

@@ -13,7 +13,7 @@ A hit counts only if the receipt's own digest and the size and sha256 of every f
 was deleted or altered, the step runs again. A killed step leaves only a folder under `tmp/`. The
 operating system frees its lock, so the next step can remove the folder without relying on clocks.
 If two processes compute the same key, both finish, the first rename wins, and the other process
-uses that result. Hashing runs at about 1.8 GB/s, so checking a hit of 100 MB takes 60 ms.
+uses that result.
 """
 
 import fcntl
@@ -40,8 +40,8 @@ from packhouse.system.disks import CachePlace, check_cache, default_cache, disk_
 from packhouse.system.fingerprint import canonical_json, digest, file_sha256
 from packhouse.system.wording import first_line
 
+# Lock file in a work folder, deleted once the folder becomes a finished step.
 LOCK = ".lock"
-"""Lock file in a work folder, deleted once the folder becomes a finished step."""
 
 # Names of output files, such as `train-00000.parquet`: no folders and no leading dot, so a receipt
 # from a mirror cannot point outside its folder.
@@ -150,6 +150,7 @@ class StepStore:
             self.sweep()
             start = time.perf_counter()
             facts = compute(work)
+            # Written last, and renamed with the folder: a receipt exists only with all its files.
             receipt = {
                 "step": step,
                 "key": key,
@@ -247,6 +248,7 @@ def parse_receipt(
 
 def is_intact(receipt: AnyReceipt) -> bool:
     """Read every file of a receipt and return True if all are unchanged."""
+    # Hashing runs at about 1.8 GB/s, so checking a hit of 100 MB takes 60 ms.
     try:
         return all(
             receipt.path(name).stat().st_size == fact.size

@@ -48,12 +48,13 @@ from packhouse.system.disks import disk_errors, free_space, write_whole
 log = logging.getLogger("packhouse.run.cache")
 
 _USUAL_DAYS = 30
+# Days that the steps of a failed or killed run stay pinned, so that the next run can resume.
 UNFINISHED_DAYS = 7
-"""Days that the steps of a failed or killed run stay pinned."""
 
 Hold = Callable[[Iterable[str]], None]
 """Pins more steps by key."""
 
+# Errors of `flock` on file systems without locks.
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
@@ -165,6 +166,7 @@ def forget_tries(cache: Path, version_id: str = "*") -> None:
                 path.unlink(missing_ok=True)
 
 
+# Files jobs that read all shards, but have a digest of their keys in their own key, not the keys.
 _OF_ALL_SHARDS = ("quarantine", "dropped")
 
 

@@ -248,6 +248,7 @@ def output_jobs(plan: Plan, recipe: Recipe, packed: PackFacts) -> OutputJobs:
         *(plan.split, *plan.validate, *plan.format, *plan.tokenize, plan.pack),
         *(*plan.beside, *gathered, *plan.audit, *audited, *written),
     )
+    # Its key does not change: the keys of these jobs are derived from keys that it covers already.
     last = replace(plan.publish, inputs=tuple(job.ref for job in reads))
     return OutputJobs(gather=gathered, audit=audited, files=written, publish=last)
 
@@ -255,12 +256,12 @@ def output_jobs(plan: Plan, recipe: Recipe, packed: PackFacts) -> OutputJobs:
 # Bytes written per raw byte, measured on Alpaca (docs/performance.md).
 _WRITTEN = {"validate": 1.3, "format": 1.6, "tokenize": 1.3}
 _WRITTEN_AFTER_PACK = 2.0
+# Approximate raw bytes per byte of a Parquet or Arrow file.
 _COLUMNAR = 4.0
-"""Approximate raw bytes per byte of a Parquet or Arrow file."""
 
 
 def bytes_needed(plan: Plan, workspace: Workspace) -> int:
-    """Estimate how many bytes a run will add to the cache, from measurements on Alpaca."""
+    """Estimate how many bytes a run will add to the cache."""
     num_shards = Counter(shard.file for shard in plan.shards)
     raw = needed = 0.0
     for jobs in zip(plan.validate, plan.format, plan.tokenize, strict=True):

@@ -36,7 +36,7 @@ from packhouse.tokenize.tokenizing import cuts_prompts
 
 def run_template(call: Callable[[], Any], recipe: Recipe, num_bytes: int = 0) -> Any:
     """Run a call that renders, and may tokenize, `num_bytes` of rows in a worker process."""
-    num_bytes += tokenizer_bytes(recipe.tokenizer)
+    num_bytes += tokenizer_bytes(recipe.tokenizer)  # loading it takes time and memory, too
     return run_in_worker(
         call,
         what=f"template '{recipe.format.template}' with tokenizer '{recipe.tokenizer}'",

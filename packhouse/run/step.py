@@ -105,6 +105,8 @@ class Step(Generic[P, F]):
             also_reads: other jobs whose output it reads; the keys of `inputs` already cover them.
             size: approximate input size in bytes.
         """
+        # Keys of inputs, not digests of their files: so the keys up to pack, and the version id,
+        # are known before any work is done.
         parts = {
             "step": self.name,
             "engine": self.version,
@@ -234,10 +236,11 @@ def execute(job: AnyJob, recipe: Recipe, workspace: Workspace) -> AnyReceipt:
     return receipt if step.then is None else step.then(work, receipt)
 
 
+# Fixed cost of a job (opening, checking and writing files), in bytes read in the same time.
 _OVERHEAD_BYTES = 2**15
-"""Fixed cost of a job (opening, checking and writing files), in bytes read in the same time."""
+# Tasks per worker and step. More than one, so that workers finish at about the same time. Not one
+# task per job: at 5 ms each, 10,000 tiny files cost Prefect four minutes.
 _TASKS_PER_WORKER = 4
-"""Tasks per worker and step. More than one, so that workers finish at about the same time."""
 
 
 class JobGroup:
@@ -302,7 +305,10 @@ def group_jobs(jobs: Sequence[AnyJob], workers: int, least_bytes: int) -> list[J
 Run = Callable[[Sequence[AnyJob]], list[AnyReceipt]]
 """Runs the jobs of one step in any order and returns their receipts in the order of the jobs."""
 
-_LEAST_BYTES = 2**25  # takes two seconds, like starting a process
+# Takes about two seconds, like starting a process.
+_LEAST_BYTES = 2**25
+# A further process imports the library and loads the tokenizer again: 2 s of CPU. With two, a run
+# takes 18 s instead of 22 s, for 40% more CPU.
 _BYTES_PER_WORKER = 2**27
 _MOST_RESTARTS = 3
 

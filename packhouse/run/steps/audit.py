@@ -39,6 +39,7 @@ from packhouse.run.steps.validate import VALIDATE, ValidateParameters
 from packhouse.system.plugins import find_plugin, plugin_key
 from packhouse.tokenize.encoders import read_pipeline
 
+# Packs that are checked at once: 2 MB of ids at a `seq_len` of 2,048.
 _BATCH_PACKS = 256
 
 Of = Literal["shard", "inference", "quality", "packs", "records", "check"]

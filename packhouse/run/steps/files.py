@@ -5,9 +5,7 @@ records and quarantine files are read from the input shards. With one job per fi
 version are written in parallel, and a file that is already in the cache is not written again.
 
 The same packs give the same bytes: files and row groups end at row numbers computed from totals,
-never where a batch happened to end. Parquet of packs is zstd-1 without dictionaries (token ids
-repeat too little: 2.56 bytes per token with labels instead of 2.63 with pyarrow's defaults, at
-twice the speed). All Parquet has page checksums, because readers would not notice a flipped bit.
+never where a batch happened to end.
 
 Exports (files for other trainers) are made from the written data files, not from the packs, so they
 have the same bytes that `packhouse export` writes.
@@ -47,17 +45,20 @@ from packhouse.store.publish import LocalFile
 from packhouse.system.fingerprint import digest
 from packhouse.system.progress import advance
 
+# Publish settings that affect file contents; the others affect only where files go.
 FILE_SETTINGS = ("file_format", "layout", "max_file_mb", "position_ids")
-"""Publish settings that affect file contents; the others affect only where files go."""
 
+# Name used in keys for an export format whose bytes have changed since its first version.
 _FORMAT_KEYS = {"megatron": "megatron.2", "msgpack": "msgpack.2"}
-"""Name used in keys for an export format whose bytes have changed since its first version."""
 
 _TOKENS_PER_GROUP = 2**21
 _BYTES_PER_TOKEN = {"labels": 8, "compact": 4}
-_RECORDS_PER_FILE = 2**23  # at 64 bytes per record, writing a file reads 512 MiB
-_ROWS_PER_GROUP = 2**20  # row group of records; pyarrow's default
-_BAD_ROWS_PER_GROUP = 2**14  # small, because a bad row has up to 64 KiB of raw bytes
+# At 64 bytes per record, writing a file reads 512 MiB.
+_RECORDS_PER_FILE = 2**23
+# Row group of records; pyarrow's default.
+_ROWS_PER_GROUP = 2**20
+# Small, because a bad row has up to 64 KiB of raw bytes.
+_BAD_ROWS_PER_GROUP = 2**14
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -400,6 +401,8 @@ def write_data_file(rows: pa.Table, parameters: DataParameters, folder: Path) ->
     path = folder / f"{cut.split}-{cut.number:05d}.{config.file_format}"
     match config.file_format:
         case "parquet":
+            # Token ids repeat too little for dictionaries: 2.56 bytes per token with labels instead
+            # of 2.63 with pyarrow's defaults, at twice the speed.
             _write_parquet(path, schema, groups(), use_dictionary=False, write_statistics=False)
         case "arrow":
             write_batches(path, schema, groups())
@@ -446,6 +449,7 @@ def _write_parquet(
     path: Path, schema: pa.Schema, groups: Iterable[pa.RecordBatch], **options: Any
 ) -> None:
     """Write one row group per batch, so that the bytes do not depend on shard boundaries."""
+    # Without page checksums, readers would not notice a flipped bit.
     with pq.ParquetWriter(
         path, schema, compression="zstd", compression_level=1, write_page_checksum=True, **options
     ) as writer:

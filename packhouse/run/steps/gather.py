@@ -36,10 +36,11 @@ from packhouse.run.steps.tokenize import TOKENIZE
 from packhouse.system.arrays import Int64s
 from packhouse.system.progress import advance
 
+# Approximate tokens of a gathered shard: 64 MiB of ids, which a worker holds in memory.
 _SHARD_TOKENS = 2**24
-"""Approximate tokens of a gathered shard: 64 MiB of ids, which a worker holds in memory."""
+# Above this number shards grow instead, because every job opens every input shard with one of its
+# records, at 0.1 ms.
 _MOST_SHARDS = 1024
-"""Above this number shards grow instead, because every job reads from all input shards."""
 _MOST_TOKENS = 2**27
 
 _NOT_PACKED = ["source", "row", "group_key"]

@@ -16,7 +16,7 @@ from prefect.artifacts import create_progress_artifact, update_progress_artifact
 
 from packhouse.system.progress import Step, current_step, own_progress
 from packhouse.system.wording import counted
-from tasks.pictures import artifact_key
+from tasks.artifacts import artifact_key
 
 log = logging.getLogger("packhouse.flows")
 

@@ -45,12 +45,13 @@ def read_checked(file: Path) -> dict[str, Any] | None:
 
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# Error numbers of full or read-only disks.
 OF_DISKS = (*_FULL, errno.EROFS)
-"""Error numbers of full or read-only disks."""
 _OTHER_CACHE = "use another folder with `cache`, --cache or PACKHOUSE_CACHE"
 _OTHER_TMP = "set TMPDIR to another folder"
+# Seconds after which an unlocked temporary folder counts as abandoned. A new one is not locked yet
+# for a moment.
 _LOCKED_BY_S = 60
-"""Seconds after which an unlocked temporary folder counts as abandoned; new ones are locked."""
 
 
 @dataclass(frozen=True, slots=True)

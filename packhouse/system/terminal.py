@@ -3,11 +3,8 @@
 Commands print only with `echo` and `console` (a test enforces it), so no command can forget to
 escape a row, a file name or a string of a manifest.
 
-SIGINT, SIGTERM and SIGHUP end a command even if the exception of the handler is lost. Python raises
-that exception at any point of the main thread, and C or Rust code may swallow it: when a Rust
-extension imports numpy's C API for the first time, it panics instead, which looks like any failure
-of an encoder. So the handler also remembers the signal, and `check_interrupted`, called between
-jobs, raises it again.
+SIGINT, SIGTERM and SIGHUP end a command even if the exception of the handler is lost:
+`check_interrupted`, called between jobs, raises it again.
 """
 
 import json
@@ -249,5 +246,8 @@ def check_interrupted() -> None:
 
 def _on_signal(number: int, frame: object) -> None:
     global _received
+    # Python raises the exception at any point of the main thread, and C or Rust code may swallow
+    # it: when a Rust extension imports numpy's C API for the first time, it panics instead, which
+    # looks like any failure of an encoder. So remember the signal, too.
     _received = signal.Signals(number)
     raise Interrupted(number)

@@ -88,7 +88,8 @@ SEQUENCES = pa.schema(
 OFFSETS = pa.schema([pa.field("offset", pa.int64(), nullable=False)])
 
 _KEPT, _CONTAMINATED = REASONS.index("kept"), REASONS.index("contaminated")
-_BLOCK = 2**20  # sequences per written batch
+# Sequences or records per written batch.
+_BLOCK = 2**20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -383,7 +384,9 @@ class MappedTables(Sequence[pa.Table]):
         return read_table(self._paths[index])
 
 
-# Mix weighted sources: `weight` and `max_records` decide how often each row is trained.
+# Mix weighted sources: `weight` and `max_records` decide how often each row is trained. This comes
+# after tokenize, so that another weight costs only a plan and a gather: on Alpaca, 3.9 s of CPU
+# instead of 10.7 s.
 #
 # A row is taken, repeated or left out with all its records (see `packhouse.records.identity`). Each
 # choice is a pure function of the row's key and the source's seed, so it does not depend on order,

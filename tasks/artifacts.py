@@ -43,7 +43,6 @@ from packhouse.store import Ref, VerifyReport
 from packhouse.store.gc import GcReport
 from packhouse.store.manifest import read_audit
 from packhouse.system.escaping import (
-    fenced,
     for_markdown,
     for_terminal,
     markdown_code,
@@ -132,6 +131,7 @@ def _refused_rows(recipe: Recipe, bad: pa.Table) -> list[str]:
     settings = yaml.safe_dump(
         recipe.model_dump(mode="json", by_alias=True, exclude_defaults=True), sort_keys=False
     )
+    fence = "`" * (1 + max(map(len, re.findall("`+", settings)), default=2))
     return [
         "",
         f"## The first {counted(len(rows), 'bad row')}",
@@ -146,7 +146,10 @@ def _refused_rows(recipe: Recipe, bad: pa.Table) -> list[str]:
         f"$ packhouse quarantine retry {recipe.dataset}.yaml --edit bad.jsonl",
         "```",
         "",
-        *fenced(settings, "yaml"),
+        # The fence is longer than any in the text.
+        f"{fence}yaml",
+        settings.rstrip("\n"),
+        fence,
     ]
 
 

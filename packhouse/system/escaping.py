@@ -131,14 +131,3 @@ def _cell(value: object) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     return "-" if value in (None, "-") else for_markdown(str(value))  # in a cell, "-" is not a list
-
-
-def fenced(text: str, language: str) -> list[str]:
-    """Return the lines of a code block whose fence is longer than any in the text.
-
-    Example:
-        >>> fenced("a: ```", "yaml")
-        ['````yaml', 'a: ```', '````']
-    """
-    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=2))
-    return [f"{fence}{language}", text.rstrip("\n"), fence]

@@ -8,13 +8,12 @@ SIGINT, SIGTERM and SIGHUP end a command even if the exception of the handler is
 """
 
 import json
-import logging
 import os
 import signal
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 from typing_extensions import override
@@ -165,23 +164,6 @@ def print_note(text: str) -> None:
     """Print an error, a warning or a note to stderr, wrapped like `print_text`."""
     for number, line in enumerate(text.split("\n")):
         print_text(line, 2 if number else 0, err=True)
-
-
-class EscapedRecord(logging.LogRecord):
-    """A log record with control characters escaped in message and traceback.
-
-    All lines but the first are indented, so that no message can imitate another record.
-    """
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        if self.exc_info and self.exc_info[0]:
-            said = logging.Formatter().formatException(self.exc_info)
-            self.exc_text = for_terminal(said, keep_lines=True)
-
-    @override
-    def getMessage(self) -> str:
-        return for_terminal(super().getMessage(), keep_lines=True).replace("\n", "\n    ")
 
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

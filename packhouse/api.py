@@ -140,6 +140,10 @@ class Version:
         """The evaluation split as a `datasets.Dataset`; None if the version has none."""
         return self._load("eval") if any(f.rows for f in self._opened.files(split="eval")) else None
 
+    @property
+    def _tokenizers(self) -> Path:
+        return Workspace(cache=self._cache or default_cache()).tokenizers
+
     def _load(self, split: str) -> Any:
         load = load_preferences if self._opened.manifest.preferences else load_packed
         return load(self.uri, split=split, cache=self._cache)
@@ -191,9 +195,7 @@ class Version:
             >>> version.sql("select outcome, count(*) as n from records group by 1").to_pylist()
             [{'outcome': 'kept', 'n': 99}]
         """
-        cache = self._cache or find_cache(None).folder
-        answer = function_of_addon("ask")
-        return answer(self._opened, query, Workspace(cache=cache).tokenizers)
+        return function_of_addon("ask")(self._opened, query, self._tokenizers)
 
     def report(self, path: str | Path | None = None) -> str:
         """Return the report as one HTML page with charts and samples; also write it to `path`.
@@ -206,8 +208,7 @@ class Version:
             >>> version.report(getfixture("tmp_path") / "report.html")[:15]
             '<!doctype html>'
         """
-        workspace = Workspace(cache=self._cache or default_cache())
-        html: str = function_of_addon("version_report")(self._opened, workspace.tokenizers)
+        html: str = function_of_addon("version_report")(self._opened, self._tokenizers)
         if path is not None:
             Path(path).write_text(html, encoding="utf-8")
         return html
@@ -219,8 +220,7 @@ class Version:
     def _repr_html_(self) -> str | None:
         if not has_function("version_cell"):
             return None  # the notebook shows `__repr__`
-        workspace = Workspace(cache=self._cache or default_cache())
-        html: str = function_of_addon("version_cell")(self._opened, workspace.tokenizers)
+        html: str = function_of_addon("version_cell")(self._opened, self._tokenizers)
         return html
 
     def __repr__(self) -> str:

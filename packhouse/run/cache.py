@@ -26,6 +26,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from io import FileIO
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Generic, Protocol, TypeVar, cast
 
@@ -192,16 +193,11 @@ class StepStore:
         """
         work = self.root / "tmp" / f"{name}-{uuid.uuid4().hex[:12]}"
         try:
+            # `disk_errors` measures free space, so it must come before the folder is removed.
             with disk_errors(self.root):
                 work.mkdir(parents=True)
-                lock = (work / ".new").open("xb")
-            # `disk_errors` measures free space, so it must come before the folder is removed.
-            with lock, disk_errors(self.root):
-                with suppress(OSError):  # without file locks, nothing is ever swept
-                    fcntl.flock(lock, fcntl.LOCK_EX)
-                # Rename after locking: a sweep must never see the lock file unlocked.
-                (work / ".new").rename(work / LOCK)
-                yield work
+                with locked_file(work / LOCK):
+                    yield work
         finally:
             shutil.rmtree(work, ignore_errors=True)
 
@@ -257,6 +253,19 @@ def is_intact(receipt: AnyReceipt) -> bool:
         )
     except OSError:  # deleted, or replaced by a folder
         return False
+
+
+@contextmanager
+def locked_file(path: Path) -> Iterator[FileIO]:
+    """Create a file that is locked from the moment it appears, until the block or process ends."""
+    staged = path.with_name(f"{path.name}.new")
+    # Unbuffered: closing it must not fail on a full disk.
+    with staged.open("xb", buffering=0) as file:
+        with suppress(OSError):  # without file locks, nothing is ever deleted
+            fcntl.flock(file, fcntl.LOCK_EX)
+        # Rename after locking: other processes delete files that are not locked.
+        staged.rename(path)
+        yield file
 
 
 def has_ended(path: Path) -> bool:

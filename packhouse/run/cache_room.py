@@ -31,7 +31,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -41,7 +41,7 @@ from pydantic import Field, TypeAdapter
 
 from packhouse.errors import ConfigError
 from packhouse.read import SourceShard
-from packhouse.run.cache import has_ended
+from packhouse.run.cache import has_ended, locked_file
 from packhouse.run.step import AnyJob
 from packhouse.system.disks import disk_errors, free_space, write_whole
 
@@ -78,17 +78,10 @@ def hold_steps(cache: Path, version_id: str, keys: Iterable[str]) -> Iterator[Ho
             while lines:
                 lines = lines[file.write(lines) :]
 
-    staged = path.with_suffix(".new")
-    with disk_errors(cache):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # Unbuffered: closing it must not fail on a full disk.
-        file = staged.open("xb", buffering=0)
-    with file:
-        with suppress(OSError):  # without file locks, nothing is ever deleted
-            fcntl.flock(file, fcntl.LOCK_EX)
+    with ExitStack() as stack:
         with disk_errors(cache):
-            # Rename after locking: another attempt deletes files that are not locked.
-            staged.rename(path)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = stack.enter_context(locked_file(path))
         try:
             hold(keys)
         except BaseException:

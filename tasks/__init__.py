@@ -25,4 +25,5 @@ class EscapedRecord(logging.LogRecord):
         return for_terminal(super().getMessage(), keep_lines=True).replace("\n", "\n    ")
 
 
-logging.setLogRecordFactory(EscapedRecord)  # log messages of tasks quote rows, files and manifests
+# Log messages of tasks quote rows, files and manifests.
+logging.setLogRecordFactory(EscapedRecord)

@@ -101,7 +101,8 @@ def run_chain(
         table = text_table([block.columns, *block.rows])
         log.info("%s", "\n".join(["the ledger of the run", table, *block.lines]))
         publish_artifacts(recipe, prepared)
-        if prepared.created or is_repeated():  # a killed run may not have announced it
+        # A killed run may not have announced it.
+        if prepared.created or is_repeated():
             announce_published(prepared)
         if prepared.published.held_back:
             announce_held(prepared)

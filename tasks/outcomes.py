@@ -130,7 +130,8 @@ def is_approved(outcome: Outcome, message: str, version: str, *, is_new: bool) -
             for state, after in pairwise(history)
             if state.is_paused() and _version_asked(state) == version
         ]
-        if answers and answers[-1].name == "Resuming":  # not, say, cancelled and run again
+        # It may also have been cancelled and run again.
+        if answers and answers[-1].name == "Resuming":
             return True
         if not (is_new or is_repeated()):
             return False

@@ -30,7 +30,8 @@ def progress_artifacts(dataset: str) -> Iterator[None]:
     with own_progress():  # other runs may be active in this process
         ended = Event()
         watcher = Thread(
-            target=copy_context().run,  # artifacts belong to the run that creates them
+            # Artifacts belong to the run that creates them.
+            target=copy_context().run,
             args=(_watch, dataset, ended),
             name="packhouse-progress",
             daemon=True,

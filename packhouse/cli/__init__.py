@@ -35,7 +35,8 @@ class _LazyGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         installed = self.list_commands(ctx)
-        width = max(map(len, installed))  # pads the names, so that all sections line up
+        # Pad the names, so that all sections line up.
+        width = max(map(len, installed))
         for title, names in COMMAND_GROUPS.items():
             rows = [(name.ljust(width), COMMANDS[name][1]) for name in names if name in installed]
             if rows:
@@ -50,7 +51,8 @@ class _LazyGroup(click.Group):
         except Interrupted as error:
             exit_interrupted(error, keeps_steps=False)
         except click.ClickException as error:  # the message may repeat arguments, so escape it
-            of = getattr(error, "ctx", None) or ctx  # the subcommand's, if it was reached
+            # Prefer the context of the subcommand, if it was reached.
+            of = getattr(error, "ctx", None) or ctx
             raise click.UsageError(for_terminal(error.format_message()), of) from None
 
 

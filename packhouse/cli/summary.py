@@ -253,7 +253,8 @@ def print_report(prepared: Prepared) -> None:
             steps.append(f"{row['step']} {cached}{row['seconds']:.1f} s")
     print_text(f"steps: {', '.join(steps)}")
     if prepared.receipts:
-        echo(f"cache: {Path(prepared.receipts[0].folder).parents[2]}")  # not wrapped, to copy it
+        # `echo` does not wrap it, so that it can be copied.
+        echo(f"cache: {Path(prepared.receipts[0].folder).parents[2]}")
     if published.quarantine:
         rows = sum(line.num_bad_rows for line in prepared.ledger)
         out.print(f"quarantine: {counted(rows, 'row')} in {published.quarantine}")

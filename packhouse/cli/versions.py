@@ -73,7 +73,8 @@ def ls(place: str, as_json: bool) -> None:
         return
     rows: list[dict[str, Any]] = []
     lines, all_damaged = [], []
-    for dataset in sorted(filter(is_name, folders)):  # a bucket may have other folders too
+    # A bucket may have other folders too.
+    for dataset in sorted(filter(is_name, folders)):
         refs, damaged = scan_refs(store, dataset)
         all_damaged += damaged
         if refs or damaged or any(True for _ in store.list_folders(f"{dataset}/v/")):

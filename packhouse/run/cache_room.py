@@ -276,7 +276,8 @@ def max_cache_bytes() -> int | None:
 
 def list_steps(cache: Path) -> list[Cached]:
     """List the finished jobs of a cache by step and key. Reads the size of every file."""
-    last_used: dict[str, float] = {}  # key -> time of the last run of any dataset that used it
+    # Key -> time of the last run of any dataset that used it.
+    last_used: dict[str, float] = {}
     for path in (cache / "runs").glob("*.json"):
         with suppress(OSError, ValueError, KeyError, TypeError):
             at = path.stat().st_mtime
@@ -287,7 +288,8 @@ def list_steps(cache: Path) -> list[Cached]:
     for folder in sorted((cache / "steps").glob("*/*")):
         if folder.parent.name == "tmp":
             continue
-        with suppress(FileNotFoundError, NotADirectoryError):  # another process deleted it
+        # Another process may delete it now.
+        with suppress(FileNotFoundError, NotADirectoryError):
             sizes = [file.stat().st_size for file in folder.iterdir()]
             used_at = (folder / "receipt.json").stat().st_mtime
             found.append(

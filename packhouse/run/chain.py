@@ -364,7 +364,8 @@ def prepare(
 
         steps.do(plan.tokenize)
         gates.add([steps.check_rows()])
-        run_if_idle(forget_encoders)  # 150 MB for Qwen; the steps that follow encode nothing
+        # 150 MB for Qwen; the steps that follow encode nothing.
+        run_if_idle(forget_encoders)
 
         (packed,) = steps.do([plan.pack])
         output = output_jobs(plan, recipe, packed.facts)

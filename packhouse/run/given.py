@@ -208,7 +208,8 @@ def _kept(cache: Path, write: Callable[[str], Any], content_of: Callable[[str], 
                 try:
                     staged.rename(place)
                 except OSError:
-                    if not _has_content(place, content_of):  # otherwise another process was faster
+                    # If it is intact now, another process was faster.
+                    if not _has_content(place, content_of):
                         raise
         finally:
             shutil.rmtree(staged, ignore_errors=True)
@@ -288,7 +289,8 @@ def _raw_recipe(data: Any, cache: Path, settings: Mapping[str, object]) -> dict[
         )
     sources = [source_settings(each, cache) for each in given]
     in_memory = [s for s in sources if Path(s["path"]).is_relative_to(cache / "given")]
-    if len(in_memory) > 1:  # their files in the cache are all called `rows`, which must be unique
+    # Their files in the cache are all called `rows`, but names of sources must be unique.
+    if len(in_memory) > 1:
         for number, source in enumerate(in_memory, 1):
             source.setdefault("name", f"rows-{number}")
     return {"dataset": name_of(given[0]), "sources": sources}

@@ -36,7 +36,8 @@ from packhouse.tokenize.tokenizing import cuts_prompts
 
 def run_template(call: Callable[[], Any], recipe: Recipe, num_bytes: int = 0) -> Any:
     """Run a call that renders, and may tokenize, `num_bytes` of rows in a worker process."""
-    num_bytes += tokenizer_bytes(recipe.tokenizer)  # loading it takes time and memory, too
+    # Loading it takes time and memory, too.
+    num_bytes += tokenizer_bytes(recipe.tokenizer)
     return run_in_worker(
         call,
         what=f"template '{recipe.format.template}' with tokenizer '{recipe.tokenizer}'",
@@ -196,7 +197,8 @@ def usual_template(tokenizer: str, cache: Path, *, has_labels: bool) -> str:
 
     `classification` trains the EOS token, which BERT's tokenizer lacks.
     """
-    snapshot = load_snapshot(tokenizer, cache, "class")  # the pipeline affects ids only
+    # The pipeline affects ids only.
+    snapshot = load_snapshot(tokenizer, cache, "class")
     if has_labels:
         has_end = snapshot.special_tokens.get("eos_token")
         return "classification" if has_end else "sequence_classification"

@@ -228,7 +228,8 @@ def execute(job: AnyJob, recipe: Recipe, workspace: Workspace) -> AnyReceipt:
     def compute(folder: Path) -> dict[str, object]:
         facts = step.compute(work, folder)
         for name, contract in step.contracts.items():
-            if (folder / name).exists():  # a quarantine file exists only if there are bad rows
+            # A quarantine file exists only if there are bad rows.
+            if (folder / name).exists():
                 workspace.check(contract, read_table(folder / name))
         return step.write_facts(facts)
 

@@ -175,7 +175,8 @@ def find_plugin(kind: Kind, name: str, built_in: Sequence[str] = ()) -> Plugin:
     ((distribution, entry),) = owners.items()
     assert entry.dist is not None, "owners have one"
     facts = entry.dist.metadata
-    version = facts["Version"] if "Version" in facts else None  # `.get` may raise KeyError
+    # `.get` may raise KeyError.
+    version = facts["Version"] if "Version" in facts else None
     if not version:
         raise ConfigError(
             f"{_WHAT[kind]} '{name}': its package {distribution} has no version, which must be "

@@ -71,7 +71,8 @@ def page(blocks: Iterator[object]) -> None:
                 out.print(block, end="")
             yield held.get()
 
-    os.environ.setdefault("LESS", "FRX")  # show colors; quit at once if it fits on the screen
+    # Show colors; quit at once if it fits on the screen.
+    os.environ.setdefault("LESS", "FRX")
     click.echo_via_pager(lines(), color=True)
 
 

@@ -196,7 +196,8 @@ def stream_from_worker(
                 case _:  # it ended, is stuck or broken, or the caller stopped reading
                     worker.end()
         if not (worker.was_idle and worker.code == 0 and not worker.has_spoken):
-            break  # otherwise an idle worker timed out just when the task was sent: take another
+            # Otherwise an idle worker timed out just when the task was sent: take another one.
+            break
     failed = f"its reply is not JSON, or larger than {_MAX_REPLY_BYTES:,} bytes"
     code, trace = 0, ""
     match reply:
@@ -254,7 +255,8 @@ class _Worker:
     def __init__(self, imports: str = __name__) -> None:
         self.environment = _environment()
         self.was_idle = self.has_spoken = self.is_stuck = self._is_ending = False
-        self.code, self.said = -1, ""  # after it ended: exit code, and the end of its stderr
+        # After it ended: exit code, and the end of its stderr.
+        self.code, self.said = -1, ""
         self._stderr = tempfile.TemporaryFile()
         self.socket, theirs = socket.socketpair()
         self.socket.settimeout(1)
@@ -262,7 +264,8 @@ class _Worker:
             mark.truncate(_MARK.size)
             self._mark = mmap.mmap(mark.fileno(), _MARK.size)
             shared = theirs.fileno(), mark.fileno()
-            code = (  # hide torch: transformers would import it, which takes 2 s or more
+            # Hide torch: transformers would import it, which takes 2 s or more.
+            code = (
                 f"import sys; sys.path[:] = {sys.path!r}; sys.modules['torch'] = None; "
                 f"from {__name__} import hide_pandas, serve; hide_pandas(); "
                 f"import {imports}; serve(*{shared})"
@@ -299,7 +302,8 @@ class _Worker:
             if data[:1].tobytes() == b"[":
                 return orjson.loads(data)
             batch = pa.ipc.open_stream(data).read_next_batch()
-            batch.validate(full=True)  # false offsets would make us read outside of the buffers
+            # False offsets would make us read outside of the buffers.
+            batch.validate(full=True)
             return ["item", batch]
         except EOFError:
             return None
@@ -363,7 +367,8 @@ _idle: list[_Worker] = []
 def _leave_workers() -> None:
     """Close the sockets in a fork: the workers belong to its parent and end with that."""
     _idle.clear()
-    for worker in _living:  # they stay in the list, so that Python does not finalize them
+    # Workers stay in the list, so that Python does not finalize them.
+    for worker in _living:
         worker.socket.close()
 
 
@@ -390,7 +395,8 @@ def _take() -> _Worker:
 def _environment() -> dict[str, str]:
     kept = {k: v for k, v in os.environ.items() if k in _KEPT or k.startswith(_KEPT_PREFIXES)}
     with suppress(OSError):  # the folder was deleted
-        kept["PWD"] = str(Path.cwd())  # reuse a worker only in the same folder: relative paths
+        # Reuse a worker only in the same folder: relative paths.
+        kept["PWD"] = str(Path.cwd())
     return kept | _ADDED
 
 
@@ -417,7 +423,8 @@ def begin_pool_process() -> None:
         raise RuntimeError("begin_pool_process needs a process started by multiprocessing")
 
     def wait() -> None:
-        parent.join()  # waits on a pipe held only by the parent, so it returns however that dies
+        # Waits on a pipe held only by the parent, so it returns however that dies.
+        parent.join()
         os._exit(1)
 
     threading.Thread(target=wait, name="end-with-parent", daemon=True).start()
@@ -442,7 +449,8 @@ def hide_pandas() -> None:
 def serve(connection: int, mark: int) -> None:
     """Run tasks until the parent closes the socket, or none arrives for a minute."""
     global _served
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the parent handles these
+    # The parent handles these signals.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core dump would contain rows
     _served = served = _Served(connection, mark)
@@ -501,7 +509,8 @@ class _Served:
                 with limited(task.num_bytes):
                     item = next(items, _over)
                     place = self.place
-                self.note(place)  # also the position of the next item, until it reports one
+                # It is also the position of the next item, until that reports one.
+                self.note(place)
                 if item is _over:
                     break
                 self.send(_message(item))
@@ -613,7 +622,8 @@ class _FileOfParent(io.RawIOBase):
 
 def _message(item: object) -> Any:
     if not isinstance(item, pa.RecordBatch):
-        return orjson.dumps(["item", item])  # without `default`, so that other types raise
+        # Without `default`, so that other types raise.
+        return orjson.dumps(["item", item])
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, item.schema) as writer:
         writer.write_batch(item)

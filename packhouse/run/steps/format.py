@@ -167,7 +167,8 @@ def check_reasoning(recipe: Recipe, done: Iterable[AnyReceipt], tokenizers: Path
         is_written = (messages.num_bytes("reasoning") > 0) & (
             messages.decide_weights(recipe.format) > 0
         )
-        if is_written.any():  # this depends on the template, so checking one row is enough
+        # Whether a template writes it does not depend on the row, so checking one is enough.
+        if is_written.any():
             row = int(messages.rows[is_written.argmax()])
             run_template(partial(render_row, path, row, recipe, tokenizers), recipe)
             return
@@ -186,7 +187,8 @@ def compute(work: Work[FormatParameters], folder: Path) -> ShardCounts:
     validated = work.input(VALIDATE)
     path = validated.path("validated.arrow")
     rows_in = validated.facts.rows_out
-    if parameters.shard.row_format == "tokenized":  # the rows came with ids, so no template is used
+    # The rows came with ids, so no template is used.
+    if parameters.shard.row_format == "tokenized":
         write_table(folder / "formatted.arrow", text_of_given(read_table(path)))
         return ShardCounts(rows_in=rows_in, rows_out=rows_in, notes={})
     tokenizers = work.workspace.tokenizers
@@ -328,7 +330,8 @@ def fingerprint_job(
 def _describe(work: Work[FingerprintParameters], folder: Path) -> FingerprintFacts:
     """Write `fingerprints.arrow`, one row per conversation or pair."""
     rows = conversations(work.input(VALIDATE), work.input(FORMAT), whole_pairs=True)
-    sources = rows["source"].unique().to_pylist()  # one; its settings are in validate's key
+    # A shard has one source; its settings are in validate's key.
+    sources = rows["source"].unique().to_pylist()
     names = {source_name(source): source.label_names for source in work.recipe.sources}
     label_names = names.get(sources[0].partition("/")[0]) if sources else None
     table = dedup.fingerprint_table(rows, work.parameters.dedup, label_names)

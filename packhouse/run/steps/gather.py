@@ -59,7 +59,8 @@ RECORDS = pa.schema(
     [
         *LINEAGE,
         pa.field("num_trained", pa.int32()),  # trained tokens of this copy
-        pa.field("total_weight", pa.float64()),  # sum of the loss weights of these tokens
+        # Sum of the loss weights of these tokens.
+        pa.field("total_weight", pa.float64()),
         TOKENIZED.field("label"),
         pa.field("pack", pa.int64()),  # number of the pack in its split
         pa.field("position", pa.int32()),  # place of its first token in the pack
@@ -148,7 +149,8 @@ def compute(work: Work[PackRange], folder: Path) -> GatherFacts:
     plan, records = _read_plan(packed, work.recipe.pack, work.parameters)
     shards, rows = _shards_of(ShardIndex(packed, work.workspace), records)
     tally = GatherTally()
-    ends = np.zeros(0, np.int32)  # unused, because the plan has its own starts and ends
+    # Unused, because the plan has its own starts and ends.
+    ends = np.zeros(0, np.int32)
     batches = gather(shards, plan, ends, rows, tally=tally)
     if work.recipe.preferences == "pairs":
         batches = map(as_sequences, batches)
@@ -260,7 +262,8 @@ def read_records(
 def _named(shard: pa.Table, sources: pa.Array, columns: Sequence[str]) -> pa.Table:
     """Return the wanted columns that the shard has, with one `source` dictionary for all shards."""
     named = {name: shard[name] for name in columns if name in shard.column_names}
-    named.pop("num_tokens", None)  # the length before any cut; outcomes have the packed length
+    # The length before any cut; outcomes have the packed length.
+    named.pop("num_tokens", None)
     if "source" in named:
         indices = pc.index_in(named["source"].cast(pa.string()), sources).combine_chunks()
         named["source"] = pa.DictionaryArray.from_arrays(indices, sources)
@@ -297,7 +300,8 @@ class _Places:
             sequences = read_table(packed.path(f"{side}-sequences.arrow"))
             number = tokens = 0  # sequences and tokens before the batch
             pack_start = 0  # tokens before the pack that continues into the batch
-            is_first = np.zeros(1, np.bool_)  # whether the last head so far is of a first copy
+            # Whether the last head so far is of a first copy.
+            is_first = np.zeros(1, np.bool_)
             head_record = np.full(1, -1, np.int64)
             for batch in sequences.to_batches():
                 record, start, end = (column.to_numpy() for column in batch.columns)

@@ -363,7 +363,8 @@ def configuration_of(recipe: Recipe) -> dict[str, object]:
         by_alias=True,
         exclude={
             "shard_mb": True,
-            "sources": True,  # lineage lists them by file, independent of order and grouping
+            # Lineage lists them by file, independent of order and grouping.
+            "sources": True,
             "tokenizer": True,
             "tokenize": {"encoder"},
             "publish": set(PublishConfig.model_fields) - decides,

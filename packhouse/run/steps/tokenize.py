@@ -54,7 +54,8 @@ def job(
     return TOKENIZE.job(
         TokenizeParameters(shard=parameters.shard, tokenize=recipe.tokenize, tokenizer=tokenizer),
         inputs=[formatted.ref],
-        also_reads=formatted.inputs,  # validate: its bad rows, and ids of tokenized rows
+        # Validate has its bad rows, and the ids of tokenized rows.
+        also_reads=formatted.inputs,
         label=formatted.label,
         size=formatted.size,
     )

@@ -133,7 +133,8 @@ class ValidateFacts(ShardCounts):
             facts["dropped"] = dict(self.dropped)
         if self.filtered:
             facts["filtered"] = dict(self.filtered)
-        if not self.origin.is_tokenized:  # only manifests of tokenized sources have this key
+        # Only manifests of tokenized sources have this key.
+        if not self.origin.is_tokenized:
             del facts["is_tokenized"]
         return facts | ({"unused_fields": self.extra_fields} if self.extra_fields else {})
 
@@ -147,7 +148,8 @@ def jobs(recipe: Recipe, tokenizer: str) -> Iterator[Job[ValidateParameters]]:
     longest = recipe.validate_.max_row_bytes
     scanned = [(source, scan_source(source, size, longest)) for source in recipe.sources]
     pairs = [(shard, source) for source, shards in scanned for shard in shards]
-    owner: dict[str, tuple[SourceConfig, str]] = {}  # lineage names files `source/file`
+    # Lineage names files `source/file`.
+    owner: dict[str, tuple[SourceConfig, str]] = {}
     for shard, source in pairs:
         first, uri = owner.setdefault(shard.file, (source, shard.uri))
         if uri != shard.uri:
@@ -268,7 +270,8 @@ def compute(work: Work[ValidateParameters], folder: Path) -> ValidateFacts:
     For pairs, `rejected.arrow` holds the rejected conversations. For rows that are already
     tokenized, `tokens.arrow` holds the tokens that the tokenize step passes on.
     """
-    start_early("packhouse.run.rendering")  # format runs next, and its worker takes time to start
+    # Format runs next, and its worker takes time to start.
+    start_early("packhouse.run.rendering")
     parameters = work.parameters
     rows = read_shard(parameters.shard, parameters.source, parameters.rules, parameters.group_by)
     if parameters.tokenizer is not None:

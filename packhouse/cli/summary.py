@@ -14,7 +14,6 @@ from typing import Any
 from packhouse.auditing.gate import audit_rows
 from packhouse.auditing.inference import inference_line
 from packhouse.errors import HELD_BACK
-from packhouse.pack.gather import PackStatistics
 from packhouse.recipe.audit import QUALITY_COUNTERS
 from packhouse.recipe.model import preferences_in
 from packhouse.records.ledger import Filter, LedgerLine, filters_of, in_and_out, units_of
@@ -91,7 +90,7 @@ def ledger_block(ledger: Sequence[LedgerLine], filters: Iterable[Filter]) -> Blo
     )
 
 
-def splits_block(statistics: Mapping[str, PackStatistics], records: Mapping[str, int]) -> Block:
+def splits_of(published: Published) -> Block:
     """Return sizes of the splits, train before eval; a split without packs is omitted."""
     return Block(
         title="splits",
@@ -100,13 +99,13 @@ def splits_block(statistics: Mapping[str, PackStatistics], records: Mapping[str,
             (
                 split,
                 side.num_packs,
-                records[split],
+                published.sides[split].records,
                 side.num_tokens,
                 side.num_trained,
                 f"{side.fill:.2%}",
                 side.lower_bound,
             )
-            for split, side in sorted(statistics.items(), reverse=True)
+            for split, side in sorted(published.statistics.items(), reverse=True)
             if side.num_packs
         ],
     )
@@ -262,12 +261,6 @@ def print_report(prepared: Prepared) -> None:
     is_latest = (published.ref, published.ref_version) == ("latest", prepared.version)
     for line in loading_lines(prepared, prepared.uri if is_latest else prepared.address):
         out.print(f"  {line}")
-
-
-def splits_of(published: Published) -> Block:
-    """Return sizes of the splits of a version; see `splits_block`."""
-    records = {str(name): side.records for name, side in published.sides.items()}
-    return splits_block({str(n): side for n, side in published.statistics.items()}, records)
 
 
 def loading_lines(prepared: Prepared, uri: str) -> list[str]:

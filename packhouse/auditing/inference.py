@@ -44,7 +44,7 @@ from packhouse.recipe import FormatConfig, Recipe
 from packhouse.recipe.settings import CHAT_TEMPLATES, is_renderer
 from packhouse.records.conversations import has_thinking
 from packhouse.records.lists import one_chunk
-from packhouse.records.messages import FlatMessages
+from packhouse.records.messages import ASSISTANT, FlatMessages
 from packhouse.render.chat_messages import Messages
 from packhouse.system.arrays import Bools, Int64s
 from packhouse.system.wording import counted
@@ -212,8 +212,8 @@ class _Check:
         messages = FlatMessages.of(talks["messages"])
         weights = messages.decide_weights(self.config)
         weights = weights * np.repeat(pc.fill_null(one_chunk(talks["weight"]), 1), messages.counts)
-        is_answer = messages.is_role("assistant") & (weights > 0)
-        has_answer = messages.any(is_answer)
+        is_answer = (messages.roles == ASSISTANT) & (weights > 0)
+        has_answer = messages.sums(is_answer) > 0
         chosen = _choose(talks, messages, weights > 0, has_answer)
         self.counts["records"] += int(has_answer.sum())
         self.counts["answers"] += int(is_answer.sum())
@@ -221,7 +221,7 @@ class _Check:
         texts = side.formatted.take(pa.array(aligned[chosen]))
         tokens = pc.index_in(texts["record_id"], value_set=one_chunk(side.tokenized["record_id"]))
         thoughts = FlatMessages.of(side.conversations["messages"])
-        thinks = pa.array(thoughts.any(has_thinking(thoughts)))
+        thinks = pa.array(thoughts.sums(has_thinking(thoughts)) > 0)
         rows = side.conversations.select(["source", "row"]).filter(thinks).to_pylist()
         thinking = {(row["source"], row["row"]) for row in rows}
         for first in range(0, len(chosen), _BATCH):
@@ -448,7 +448,7 @@ def _choose(
     rows = np.flatnonzero(has_answer)
     if len(rows) <= MAX_RECORDS:
         return rows
-    codes = messages.role_codes().astype(np.int64)
+    codes = messages.roles.astype(np.int64)
     for bit, flag in enumerate([messages.has("reasoning"), messages.has("tool_calls"), is_trained]):
         codes |= flag.astype(np.int64) << (bit + 2)
     letters = pa.array([chr(ord("0") + code) for code in range(32)]).take(pa.array(codes))

@@ -42,7 +42,7 @@ from packhouse.recipe import FormatConfig
 from packhouse.records.conversations import has_thinking, without_thinking
 from packhouse.records.identity import is_among, leading_bits, sort_leading_bits
 from packhouse.records.lists import flat_list, one_chunk, read_ranges
-from packhouse.records.messages import FlatMessages, num_bytes
+from packhouse.records.messages import ASSISTANT, SYSTEM, USER, FlatMessages, num_bytes
 from packhouse.system.arrays import Bools, Int64s, Uint64s
 from packhouse.system.plugins import Plugin
 from packhouse.tokenize.encoders import TokenizerSnapshot, read_pipeline
@@ -68,7 +68,7 @@ def answer_bytes(
     White space at the ends of a content is not required, because templates strip it. Neither is
     reasoning that the recipe or the template removes, as Qwen3's does in earlier turns.
     """
-    is_answer = flat.is_role("assistant")
+    is_answer = flat.roles == ASSISTANT
     is_trained = flat.decide_weights(config) > 0
     is_own = is_trained | is_answer
     if config.train_on == "all" and not config.never_train:
@@ -76,9 +76,9 @@ def answer_bytes(
     due = num_bytes(pc.utf8_trim_whitespace(flat["content"]))
     due -= _unsaid_bytes(flat, one_chunk(formatted["text"]), config)
     due = np.where(is_trained, due - _untrained_parts(flat), 0)
-    own = flat.num_bytes("content") + flat.num_bytes("reasoning")
-    own += 2 * flat.num_bytes("tool_calls")  # templates may write the same JSON at greater length
-    own += 2 * flat.num_bytes("context")
+    own = num_bytes(flat["content"]) + num_bytes(flat["reasoning"])
+    own += 2 * num_bytes(flat["tool_calls"])  # templates may write the same JSON at greater length
+    own += 2 * num_bytes(flat["context"])
     labels = np.zeros(len(flat.counts), np.int64)
     if label_names:
         # Names of 3 and 5 bytes, labels [1 null 0] -> bytes [5 0 3].
@@ -89,7 +89,7 @@ def answer_bytes(
     # Tool definitions are part of the system turn.
     tools = 2 * num_bytes(one_chunk(validated["tools"]))
     tools += 2 * num_bytes(one_chunk(validated["arguments"]))
-    own += np.where(flat.any(is_trained & flat.is_role("system")), tools, 0)
+    own += np.where(flat.sums(is_trained & (flat.roles == SYSTEM)) > 0, tools, 0)
     return flat.sums(due) + labels, own
 
 
@@ -98,11 +98,11 @@ def _unsaid_bytes(flat: FlatMessages, texts: pa.StringArray, config: FormatConfi
 
     A template may parse the content and write the tags itself, as Qwen3's does.
     """
-    unsaid = np.zeros(len(flat), np.int64)
+    unsaid = np.zeros(len(flat.values), np.int64)
     at = np.flatnonzero(has_thinking(flat))
     # Messages u a u a: users before each message, and in total, are [0 1 1 2 2]. The answer at 1
     # has 1 of 2 users before it, so it is an earlier turn; the answer at 3 has both.
-    users = np.append(0, np.cumsum(flat.is_role("user")))
+    users = np.append(0, np.cumsum(flat.roles == USER))
     rows = flat.rows[at]
     is_earlier = users[at] < users[flat.offsets[rows + 1]]
     contents = flat["content"].take(at).to_pylist()
@@ -119,7 +119,7 @@ def _unsaid_bytes(flat: FlatMessages, texts: pa.StringArray, config: FormatConfi
 
 def _untrained_parts(flat: FlatMessages) -> Int64s:
     """Return the bytes of each content in parts with weight 0."""
-    untrained = np.zeros(len(flat), np.int64)
+    untrained = np.zeros(len(flat.values), np.int64)
     for message in np.flatnonzero(flat.has("part_weights")).tolist():
         content = flat["content"][message].as_py()
         parts = json.loads(flat["part_weights"][message].as_py())
@@ -204,7 +204,7 @@ def _audit_side(
         messages = FlatMessages.of(rows["messages"])
         due, own = answer_bytes(messages, rows, texts, config, label_names)
         num_ranges = tokens.per_row(tokens.range_rows)
-        is_trained, is_answer = messages.decide_weights(config) > 0, messages.is_role("assistant")
+        is_trained, is_answer = messages.decide_weights(config) > 0, messages.roles == ASSISTANT
         # Answers of each row that should be trained but have no range.
         num_absent = np.maximum(messages.sums(is_trained & is_answer) - num_ranges, 0)
         num_absent[num_ranges == 0] = 0
@@ -365,7 +365,7 @@ def _are_ended(
     seen = np.searchsorted(edges, np.stack([tokens.range_ends[:-1], tokens.range_starts[1:]]))
     goes_on = np.append((seen[0] == seen[1]) & (rows[:-1] == rows[1:]), False)[: len(rows)]
     if config.reasoning != "train_last":  # otherwise only weights of parts leave gaps in a turn
-        goes_on &= messages.any(messages.has("part_weights"))[rows]
+        goes_on &= (messages.sums(messages.has("part_weights")) > 0)[rows]
     is_ended |= goes_on
     # In valid data, the only ranges left are of turns for which the template writes no end token,
     # so a loop is fast enough.

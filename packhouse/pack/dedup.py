@@ -38,7 +38,7 @@ from packhouse.pack.splitting import join_groups
 from packhouse.recipe import DedupConfig
 from packhouse.records.identity import conversation_ids, number_all_rows
 from packhouse.records.lists import flat_list, list_array, list_items, one_chunk, string_bytes
-from packhouse.records.messages import FlatMessages
+from packhouse.records.messages import ASSISTANT, SYSTEM, FlatMessages
 from packhouse.registry import function_of_addon
 from packhouse.system.arrays import Bools, Float64s, Int64s, Uint32s, Uint64s
 from packhouse.system.fingerprint import library_versions
@@ -231,7 +231,7 @@ def _shingles(validated: pa.Table, config: DedupConfig) -> tuple[Uint32s, Int64s
 def _texts_of(validated: pa.Table) -> tuple[pa.Array, Int64s, Bools]:
     """Return all texts except system prompts, their rows, and a mask of the assistant's texts."""
     flat = FlatMessages.of(validated["messages"])
-    row, is_answer, wanted = flat.rows, flat.is_role("assistant"), ~flat.is_role("system")
+    row, is_answer, wanted = flat.rows, flat.roles == ASSISTANT, flat.roles != SYSTEM
     texts, rows, sides = [], [], []
     for name in _TEXTS:
         if flat[name].null_count < len(row):

@@ -81,11 +81,13 @@ def answer_bytes(
     users, rows = np.append(0, np.cumsum(flat.roles == USER)), flat.rows[at]
     is_earlier = users[at] < users[flat.offsets[rows + 1]]
     texts, contents = one_chunk(formatted["text"]), content.take(at).to_pylist()
-    for message, row, earlier, text in zip(at, rows, is_earlier, contents, strict=True):
+    for message, row, earlier, text in zip(
+        at.tolist(), rows.tolist(), is_earlier, contents, strict=True
+    ):
         whole = text.strip()
         # A record that ends with this answer does not show whether its row continues.
         is_cut = config.reasoning == "train_last" and (earlier or config.turns != "whole")
-        if is_cut or whole not in texts[int(row)].as_py():
+        if is_cut or whole not in texts[row].as_py():
             due[message] -= len(whole.encode()) - len(without_thinking(text).strip().encode())
         else:  # a template may parse the content and write the tags itself, as Qwen3's does
             due[message] -= sum(len(tag.encode()) for tag in _TAGS.findall(whole))

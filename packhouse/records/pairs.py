@@ -11,7 +11,7 @@ So a pair is counted, packed, split and dropped as a whole, like any record. All
 flat arrays.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -171,7 +171,7 @@ def join_sides(chosen: pa.Table, rejected: pa.Table) -> tuple[pa.Table, Faults]:
 
 
 def _are_equal(
-    sides: list[tuple[np.ndarray, Offsets]], lengths: list[npt.NDArray[np.integer]]
+    sides: list[tuple[np.ndarray, Offsets]], lengths: Sequence[npt.NDArray[np.integer]]
 ) -> Bools:
     """Return a mask of rows whose first `lengths` tokens are the same on both sides."""
     is_equal = np.asarray(lengths[0] == lengths[1], np.bool_)

@@ -22,6 +22,7 @@ from packhouse.errors import TemplateError
 from packhouse.recipe import FormatConfig
 from packhouse.records.conversations import DEFAULTS, Conversations, has_thinking
 from packhouse.records.lists import weights_column
+from packhouse.records.messages import num_bytes
 from packhouse.render.chat_messages import parse_given
 from packhouse.render.compiled import CompiledRow, Filling, compile_row
 from packhouse.render.field_columns import FieldColumns, new_numbers
@@ -77,7 +78,7 @@ class ChatEngine:
         """Render shape by shape if possible, other rows one by one."""
         self._check(conversations)
         part = _Part(self._rows, self._config, conversations, self._known)
-        is_long = np.zeros(conversations.num_rows, np.bool_)
+        is_long = np.zeros(len(conversations.row), np.bool_)
         if self._limit:
             is_long = conversations.are_long(self._limit.max_tokens, MAX_PROVEN, self._config)
         if self._is_proven:
@@ -89,7 +90,7 @@ class ChatEngine:
             self._is_proven = False
             part = _Part(self._rows, self._config, conversations, self._known)
             filled = part.filling.filled()
-        alone = np.ones(conversations.num_rows, np.bool_)
+        alone = np.ones(len(conversations.row), np.bool_)
         alone[filled.rows] = False
         limits = dict.fromkeys(np.flatnonzero(is_long).tolist(), self._limit)
         texts = render_rows(self._rows, conversations, np.flatnonzero(alone), limits)
@@ -117,7 +118,7 @@ class ChatEngine:
         if is_whole or config.thought_end is not None or self._rows.facts.writes_thoughts:
             return
         messages = conversations.messages
-        is_lost = (messages.num_bytes("reasoning") > 0) & (conversations.weights > 0)
+        is_lost = (num_bytes(messages["reasoning"]) > 0) & (conversations.weights > 0)
         if is_lost.any():
             first = messages.rows[np.argmax(is_lost)]
             # If every prompt opens a thought, an answer without one is refused, so `strip` does not
@@ -157,7 +158,7 @@ class _Part:
         is_odd = messages.has("part_weights")  # parts with weights: spans begin inside texts
         if self._config.reasoning == "train_last":  # the text of reasoning decides spans
             is_odd |= has_thinking(messages)
-        for shape, rows in self._columns.shapes(~messages.any(is_odd) & ~is_alone):
+        for shape, rows in self._columns.shapes((messages.sums(is_odd) == 0) & ~is_alone):
             if len(rows) >= MIN_SHAPE_ROWS:
                 self._fill_shape(self._known.compiled.setdefault(shape, []), rows)
 

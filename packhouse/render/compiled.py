@@ -241,7 +241,11 @@ class Filling:
         """Return the weight of each trained range of each record; None if all are 1."""
         parts = list[Float32s]()
         for compiled, rows in self._compiled:
-            own = [self._all.weights_of(span.message, rows) for span in compiled.trained]
+            starts = self._all.messages.offsets[rows]
+            own = [  # message -1 is a label's text
+                self._all.row_weights[rows] if m < 0 else self._all.weights[starts + m]
+                for m in (span.message for span in compiled.trained)
+            ]
             parts.append(np.array(own, np.float32).reshape(len(own), len(rows)).T)
         return _in_order(parts, order)[0] if any((part != 1).any() for part in parts) else None
 

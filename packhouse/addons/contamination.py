@@ -155,10 +155,9 @@ def match_benchmarks(
 
 def combine_contamination(shards: Sequence[Mapping[str, Any]], found: Benchmarks) -> dict[str, Any]:
     """Combine the results of all shards."""
-    by_benchmark: dict[str, int] = {}
+    by_benchmark = Counter[str]()
     for shard in shards:
-        for name, number in shard["by_benchmark"].items():
-            by_benchmark[name] = by_benchmark.get(name, 0) + number
+        by_benchmark.update(shard["by_benchmark"])
     worst = [row for shard in shards for row in shard["worst"]]
     worst.sort(key=lambda row: (-row["value"], row["source"], row["row"], row["record_id"]))
     return {

@@ -220,8 +220,8 @@ def fetch_files(opened: OpenVersion, question: Question, folder: Path) -> tuple[
     for table, columns in taken.items():
         kind, names = columns_of_files(table, columns)
         wanted.setdefault(kind, set()).update(names)
-    fetched = fetch_columns(opened, wanted, folder)
-    return VersionFiles(files=fetched.files, manifest=manifest, taken=taken), fetched.num_bytes
+    found, num_bytes = fetch_columns(opened, wanted, folder)
+    return VersionFiles(files=found, manifest=manifest, taken=taken), num_bytes
 
 
 def _plan(question: Question, manifest: Manifest) -> dict[str, list[str]]:
@@ -497,25 +497,19 @@ _THREADS = 8
 _FOOTER_END = 8  # bytes: length of the footer (4, little-endian), then `PAR1`
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Fetched:
-    """Local copies that contain at least the requested columns."""
-
-    files: Mapping[str, list[tuple[Path, str]]]
-    """Path and split of each file in published order, by kind."""
-    num_bytes: int
-    """Number of bytes fetched."""
-
-
 def fetch_columns(
     opened: OpenVersion, wanted: Mapping[str, Collection[str]], folder: Path
-) -> Fetched:
+) -> tuple[dict[str, list[tuple[Path, str]]], int]:
     """Fetch columns of all files of some kinds. Small and non-Parquet files are fetched whole.
 
     Args:
         opened: the version.
         wanted: column names by kind of file; names that a file does not have are ignored.
         folder: folder for the copies.
+
+    Returns:
+        Path and split of each copy in published order, by kind of file, and the number of bytes
+        fetched.
 
     Raises:
         VersionNotFoundError: a file was deleted.
@@ -548,7 +542,7 @@ def fetch_columns(
     for copy in copies:
         files.setdefault(copy.entry.kind, []).append((copy.path, copy.entry.split))
     num_bytes = sum(copy.num_bytes for copy in copies) + sum(end - start for _, start, end in parts)
-    return Fetched(files=files, num_bytes=num_bytes)
+    return files, num_bytes
 
 
 @dataclass(kw_only=True, slots=True)
@@ -688,9 +682,7 @@ def _pieces(
             start = min(chunk.data_page_offset, chunk.dictionary_page_offset or size)
             end = start + chunk.total_compressed_size
             if not 0 <= start <= end <= size:
-                raise ValueError(
-                    f"column '{chunk.path_in_schema}' has the invalid byte range {start:,} to "
-                    f"{end:,}"
-                )
+                named = f"column '{chunk.path_in_schema}'"
+                raise ValueError(f"{named} has the invalid byte range {start:,} to {end:,}")
             pieces.append((start, end))
     return pieces

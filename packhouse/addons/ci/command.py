@@ -321,8 +321,13 @@ def ci(
     """
     job = CiJob(dataset=Path(recipe_path).stem, only_plan=plan_only)
     try:
-        for path in (summary, junit, json_file):
-            _check_folder(path)
+        for path in filter(None, (summary, junit, json_file)):
+            if not path.absolute().parent.is_dir():
+                raise ConfigError(
+                    f"cannot write '{path}': '{path.parent}' is not a folder. Create it first."
+                )
+            if path.is_dir():
+                raise ConfigError(f"cannot write '{path}': it is a folder. Pass a file name.")
         with show_progress():
             start_phase("starting")
             from packhouse.addons.ci.refresh import run_job  # takes over a second
@@ -342,19 +347,10 @@ def ci(
     sys.exit(job.exit_code)
 
 
-def _check_folder(path: Path | None) -> None:
-    if path is not None and not path.absolute().parent.is_dir():
-        raise ConfigError(
-            f"cannot write '{path}': '{path.parent}' is not a folder. Create it first."
-        )
-    if path is not None and path.is_dir():
-        raise ConfigError(f"cannot write '{path}': it is a folder. Pass a file name.")
-
-
 def _write(job: CiJob, path: Path | None, text: str) -> None:
     """Write a summary; a failure does not prevent the other summaries."""
     if path is None or not path.absolute().parent.is_dir() or path.is_dir():
-        return  # already reported by `_check_folder`
+        return  # already reported before the run
     try:
         path.write_text(text, encoding="utf-8", errors="backslashreplace")
     except OSError as error:

@@ -6,7 +6,7 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -364,8 +364,8 @@ def _show_candidates(
     found = []
     start_phase("rendering examples")
     for proposal in proposals:
-        examples = [_example(each, tokenizer, cache) for each in proposal.candidates]
-        usable = [each for each in examples if each.why_not is None]
+        tried = [(each, *_example(each, tokenizer, cache)) for each in proposal.candidates]
+        usable = [(each, recipe, rows) for each, recipe, rows, why_not in tried if not why_not]
         if not as_json:
             _show_file(proposal)
             print_text(
@@ -375,8 +375,8 @@ def _show_candidates(
                 else "Only one way to read these rows was found, and it may be wrong, so "
                 "nothing was written. If it is right, run its command."
             )
-        for number, each in enumerate(usable, 1):
-            reading, unread = each.candidate.reading, each.candidate.trial.unread
+        for number, (candidate, recipe, rows) in enumerate(usable, 1):
+            reading, unread = candidate.reading, candidate.trial.unread
             ignored = dict.fromkeys([*given.get("ignored_fields", ()), *unread])
             settings = {**given, **reading.settings}
             settings |= {"template": reading.template} if reading.template else {}
@@ -397,13 +397,12 @@ def _show_candidates(
             if unread:
                 left = ", ".join(f"{n} (text in {rows:,} examples)" for n, rows in unread.items())
                 print_text(f"leaves out {left}", 3)
-            numbers = [number for number, _ in each.candidate.layout.examples]
-            _show_rows(each.rows, each.recipe, cache, numbers)
+            _show_rows(rows, recipe, cache, [row for row, _ in candidate.layout.examples])
             echo(command)  # in one line, to be copied
-        for each in examples:
-            if each.why_not is not None and not as_json:
-                reads = ", ".join(each.candidate.reading.reads)
-                print_text(f"note: {reads} cannot be trained together: {each.why_not}")
+        for candidate, *_, why_not in tried:
+            if why_not and not as_json:
+                reads = ", ".join(candidate.reading.reads)
+                print_text(f"note: {reads} cannot be trained together: {why_not}")
         if not as_json:
             print_text(
                 "If none is right, and two fields contain question and answer, name them "
@@ -414,18 +413,8 @@ def _show_candidates(
         echo(json.dumps({"candidates": found}))
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Example:
-    """Example rows of a candidate, rendered and tokenized."""
-
-    candidate: Candidate
-    recipe: Recipe
-    rows: pa.Table
-    why_not: str | None
-    """Reason why the rows cannot be rendered, or None."""
-
-
-def _example(candidate: Candidate, tokenizer: str, cache: Path) -> _Example:
+def _example(candidate: Candidate, tokenizer: str, cache: Path) -> tuple[Recipe, pa.Table, str]:
+    """Return the recipe of a candidate, its first rows, and why they cannot be rendered, if so."""
     source = candidate.source
     raw: dict[str, Any] = {
         "dataset": "examples",
@@ -436,16 +425,13 @@ def _example(candidate: Candidate, tokenizer: str, cache: Path) -> _Example:
     raw |= _template([{"format": source.format}], template, raw["tokenizer"], cache)
     recipe = pinned(parse_recipe(raw, where="init"))
     tokenizers = Workspace(cache=cache).tokenizers
-    rows, why_not = pa.table({}), None
     try:
         rows, refused, _ = render_sample(
             recipe, source, candidate.trial, tokenizers, _SHOWN_EXAMPLES
         )
-        if not rows.num_rows:
-            why_not = refused["detail"][0].as_py()
     except TemplateError as error:
-        why_not = str(error)
-    return _Example(candidate=candidate, recipe=recipe, rows=rows, why_not=why_not)
+        return recipe, pa.table({}), str(error)
+    return recipe, rows, "" if rows.num_rows else refused["detail"][0].as_py()
 
 
 def _show_file(proposal: Proposal) -> None:

@@ -119,22 +119,16 @@ def length_figures(lengths: Mapping[str, Mapping[int, int]], seq_len: int) -> li
             says = f"Bars are stacked by source. {says}"
         if weigh:
             says = "Few long records may hold most of them."
+        measured = "tokens in a record"
         found.append(
-            _histogram(
-                f"lengths-{name}", title, says, bins, "tokens in a record", "source", name, seq_len
+            length_histogram(
+                f"lengths-{name}", title, says, bins, measured, "source", name, seq_len
             )
         )
     return found
 
 
-def trained_figure(splits: Mapping[str, Sequence[Sequence[int]]]) -> Figure:
-    """Return a chart of records by number of trained tokens, by split."""
-    bins = {name: class_counts(dict((a, b) for a, b in each)) for name, each in splits.items()}
-    title, says = "Records by trained tokens", "How much of a record counts in the loss."
-    return _histogram("trained-lengths", title, says, bins, "trained tokens in a record", "split")
-
-
-def _histogram(
+def length_histogram(
     name: str,
     title: str,
     says: str,
@@ -306,18 +300,7 @@ def compare_figure(
     )
 
 
-def fill_figure(splits: Mapping[str, Sequence[int]]) -> Figure:
-    """Return a chart of packs by the share of tokens that are not padding."""
-    return _shares("fill", "Packs by fill", "The rest of a pack is padding.", splits, "packs")
-
-
-def share_figure(splits: Mapping[str, Sequence[int]]) -> Figure:
-    """Return a chart of records by the share of their tokens that are trained."""
-    says = "Records at the left train few of their tokens."
-    return _shares("trained-share", "Records by trained share", says, splits, "records")
-
-
-def _shares(
+def share_figure(
     name: str, title: str, says: str, splits: Mapping[str, Sequence[int]], counts: str
 ) -> Figure:
     """Return a chart of counts by share, in equal bins."""
@@ -529,7 +512,9 @@ def page(title: str, head: str, sections: Sequence[str], data: Mapping[str, obje
     digests = (hashlib.sha256(script.encode()).digest() for script in scripts)
     hashes = " ".join(f"'sha256-{base64.b64encode(each).decode()}'" for each in digests)
     policy = f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data:"
-    links = "".join(_link(each) for each in sections if each)
+    # Each section has its own name and title.
+    titled = (re.search(r'<h2 id="h-(.*?)">(.*?)</h2>', each) for each in sections if each)
+    links = "".join(f'<li><a href="#{each[1]}">{each[2]}</a></li>' for each in titled if each)
     return "".join(
         [
             "<!doctype html>\n",
@@ -549,10 +534,3 @@ def page(title: str, head: str, sections: Sequence[str], data: Mapping[str, obje
             "</body></html>\n",
         ]
     )
-
-
-def _link(html: str) -> str:
-    """Return a link to a section, using the section's own name and title."""
-    name = html.split('id="', 1)[1].split('"', 1)[0]
-    title = html.split(f'<h2 id="h-{name}">', 1)[1].split("</h2>", 1)[0]
-    return f'<li><a href="#{name}">{title}</a></li>'

@@ -4,7 +4,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,11 +14,12 @@ from packhouse.addons.ask.samples import is_of_classes
 from packhouse.addons.report.html import (
     KIND_COLORS,
     Figure,
+    class_counts,
     details,
     figure,
-    fill_figure,
     header,
     length_figures,
+    length_histogram,
     preformatted,
     reasons_figure,
     section,
@@ -26,16 +27,14 @@ from packhouse.addons.report.html import (
     share_figure,
     table,
     tiles,
-    trained_figure,
     turns_figure,
 )
 from packhouse.auditing.gate import check_audit
 from packhouse.auditing.inference import inference_line
-from packhouse.errors import AuditError
+from packhouse.errors import AuditError, ConfigError
 from packhouse.pack.plan import try_seq_lens
 from packhouse.recipe import AuditConfig
 from packhouse.recipe.audit import QUALITY_COUNTERS
-from packhouse.records.gates import GateResult
 from packhouse.records.ledger import Filter, LedgerLine, in_and_out, sum_by_reason, units_of
 from packhouse.records.reasons import DROP_REASONS, QUARANTINE_REASONS
 from packhouse.store.manifest import PULLED_NAMES, AuditedRow, Manifest
@@ -251,24 +250,20 @@ def heading(manifest: Manifest) -> str:
     return header(manifest.dataset, f"{version}<p>{html_text(caption)}</p>")
 
 
-_OF_SPLITS = {
-    "records packed": "num_sequences",
-    "packs": "num_packs",
-    "tokens": "num_tokens",
-    "trained tokens": "num_trained",
-    "padding": "num_padding",
-}
-
-
 def totals_of(manifest: Manifest) -> dict[str, int]:
     """Return counts of the ledger, and packs, records and tokens of all splits, by name."""
     counts = manifest.facts.counts
-    totals = {"rows read": counts.ledger[0].rows_in if counts.ledger else 0}
-    totals["bad rows"] = sum(line.num_bad_rows for line in counts.ledger)
-    totals["dropped"] = sum_by_reason(counts.ledger, "dropped").total()
-    for name, attribute in _OF_SPLITS.items():
-        totals[name] = sum(getattr(each, attribute) for each in counts.splits().values())
-    return totals
+    splits = counts.splits().values()
+    return {
+        "rows read": counts.ledger[0].rows_in if counts.ledger else 0,
+        "bad rows": sum(line.num_bad_rows for line in counts.ledger),
+        "dropped": sum_by_reason(counts.ledger, "dropped").total(),
+        "records packed": sum(each.num_sequences for each in splits),
+        "packs": sum(each.num_packs for each in splits),
+        "tokens": sum(each.num_tokens for each in splits),
+        "trained tokens": sum(each.num_trained for each in splits),
+        "padding": sum(each.num_padding for each in splits),
+    }
 
 
 def overview(manifest: Manifest) -> str:
@@ -413,26 +408,17 @@ def packs_section(manifest: Manifest, measured: Measured) -> str:
         return ""
     rows = []
     for name, side in manifest.facts.counts.splits().items():
-        spread = ""
+        row = [name, side.num_packs, side.lower_bound, side.num_sequences, side.num_tokens]
+        row += [side.num_padding, f"{side.fill:.2%}", ""]
         if name in splits:
             records, packs = zip(*splits[name].per_pack, strict=True)
             half = np.searchsorted(np.cumsum(packs), sum(packs) / 2)
-            spread = f"{records[0]} / {records[half]} / {records[-1]}"
-        rows.append(
-            [
-                name,
-                side.num_packs,
-                side.lower_bound,
-                side.num_sequences,
-                side.num_tokens,
-                side.num_padding,
-                f"{side.fill:.2%}",
-                spread,
-            ]
-        )
+            row[-1] = f"{records[0]} / {records[half]} / {records[-1]}"
+        rows.append(row)
     columns = ("split", "packs", "lower bound", "records", "tokens", "padding", "fill",
                "records in a pack (least / median / most)")  # fmt: skip
-    drawn = fill_figure({name: each.fill for name, each in splits.items()})
+    fill = {name: each.fill for name, each in splits.items()}
+    drawn = share_figure("fill", "Packs by fill", "The rest of a pack is padding.", fill, "packs")
     return section(
         "packs",
         "Packs",
@@ -473,10 +459,24 @@ def trained_section(manifest: Manifest, measured: Measured) -> str:
     caption = (
         "<p class=quiet>Classification: the label of each record is trained, and no token.</p>"
     )
-    figures: list[str] = []
+    figures: list[Figure] = []
     if not is_of_classes(manifest):
-        caption, figures = _trained_by_source(manifest, measured), _trained_figures(splits)
-    grid = f"<div class=grid>{''.join(figures)}</div>" if figures else ""
+        caption = _trained_by_source(manifest, measured)
+        # Sum over the splits: answers 1, 2, ... of each are added up.
+        by_answer = zip(*(split.turns for split in splits.values()), strict=True)
+        turns = [(sum(t for t, _ in own), sum(n for _, n in own)) for own in by_answer]
+        if any(sum(each.shares) for each in splits.values()):
+            shares = {name: each.shares for name, each in splits.items()}
+            says = "Records at the left train few of their tokens."
+            title = "Records by trained share"
+            figures.append(share_figure("trained-share", title, says, shares, "records"))
+            bins = {name: class_counts(dict(each.trained)) for name, each in splits.items()}
+            title, says = "Records by trained tokens", "How much of a record counts in the loss."
+            measure = "trained tokens in a record"
+            figures.append(length_histogram("trained-lengths", title, says, bins, measure, "split"))
+        if sum(1 for _, n in turns if n) > 1:
+            figures.append(turns_figure(turns))
+    grid = f"<div class=grid>{''.join(map(figure, figures))}</div>" if figures else ""
     part = _part(manifest, measured) if grid or tables else ""
     return section("trained", "What is trained", caption, *tables, grid, part)
 
@@ -484,15 +484,8 @@ def trained_section(manifest: Manifest, measured: Measured) -> str:
 def _trained_by_source(manifest: Manifest, measured: Measured) -> str:
     """Return a table of trained tokens by source."""
     rows = [
-        [
-            name,
-            round(records),
-            tokens,
-            trained,
-            _share(trained, tokens),
-            round(trained / records, 1),
-        ]
-        for name, records, tokens, trained in measured.trained
+        [name, round(n), tokens, trained, _share(trained, tokens), round(trained / n, 1)]
+        for name, n, tokens, trained in measured.trained
     ]
     columns = ("source", "records", "tokens", "trained", "share", "trained tokens per record")
     caption = ""
@@ -504,30 +497,14 @@ def _trained_by_source(manifest: Manifest, measured: Measured) -> str:
     return (table(columns, rows, "Trained tokens by source") if rows else "") + note
 
 
-def _trained_figures(splits: Mapping[str, MeasuredSplit]) -> list[str]:
-    # Sum over the splits: answers 1, 2, ... of each are added up.
-    by_answer = zip(*(split.turns for split in splits.values()), strict=True)
-    turns = [(sum(t for t, _ in own), sum(n for _, n in own)) for own in by_answer]
-    figures = []
-    if any(sum(each.shares) for each in splits.values()):
-        figures.append(figure(share_figure({n: e.shares for n, e in splits.items()})))
-        figures.append(figure(trained_figure({n: e.trained for n, e in splits.items()})))
-    if sum(1 for _, n in turns if n) > 1:
-        figures.append(figure(turns_figure(turns)))
-    return figures
-
-
 def samples_section(
     num_packs: int, num_tokens: int, has_text: bool, note: str = "", has_weights: bool = False
 ) -> str:
     """Return the sample browser, which the page's script fills."""
     if not num_packs:
         return ""
-    note = (
-        note
-        or f"{counted(num_packs, 'pack')} with {counted(num_tokens, 'token')}, spread over "
-        "the splits."
-    )
+    packs = f"{counted(num_packs, 'pack')} with {counted(num_tokens, 'token')}"
+    note = note or f"{packs}, spread over the splits."
     if not has_text:
         note += " The tokenizer is not available, so token IDs are shown."
     return section(
@@ -698,35 +675,58 @@ def duplicates_section(manifest: Manifest) -> str:
     counts, audit = manifest.facts.counts, manifest.facts.audit.dataset
     if not audit:
         return ""
-    rows: list[list[Any]] = [
-        ["records that repeat an earlier one", audit.get("duplicates", 0)],
-        ["prompts shared by several records", audit.get("prompt_groups", 0)],
-        ["records with such a prompt", audit.get("prompt_group_records", 0)],
-        ["records in train and in eval", audit.get("both_sides", 0)],
-    ]
-    for name, side in sorted(counts.sides.items(), reverse=True):
-        if side.records:
-            rows.append([f"groups in {name}", side.groups])
     found = manifest.facts.audit.contamination
-    if found:
-        rows.append(["rows that share words with a benchmark", found.contaminated])
-    for name, value in counts.dedup.items():
-        if isinstance(value, int):
-            rows.append([f"dedup: {name.replace('_', ' ')}", value])
+    rows = [
+        ("records that repeat an earlier one", audit.get("duplicates", 0)),
+        ("prompts shared by several records", audit.get("prompt_groups", 0)),
+        ("records with such a prompt", audit.get("prompt_group_records", 0)),
+        ("records in train and in eval", audit.get("both_sides", 0)),
+        *(
+            (f"groups in {name}", side.groups)
+            for name, side in sorted(counts.sides.items(), reverse=True)
+            if side.records
+        ),
+        *([("rows that share words with a benchmark", found.contaminated)] if found else []),
+        *(
+            (f"dedup: {name.replace('_', ' ')}", value)
+            for name, value in counts.dedup.items()
+            if isinstance(value, int)
+        ),
+    ]
     inner = table(("what", "number"), rows, "Duplicates and leakage")
     return section("duplicates", "Duplicates and leakage", inner)
 
 
-def audit_section(manifest: Manifest, limits: AuditConfig) -> str:
-    """Return each audit limit with the value found."""
+def audit_section(manifest: Manifest) -> str:
+    """Return each audit limit with the value found.
+
+    Raises:
+        ConfigError: the manifest contains invalid limits.
+    """
     if not manifest.facts.audit.packs:
         return ""
+    try:
+        limits = AuditConfig.model_validate(manifest.facts.provenance.limits)
+    except ValueError:
+        raise ConfigError(
+            "the manifest contains invalid audit limits. Check the version with `packhouse verify`."
+        ) from None
     try:
         results = check_audit(manifest.facts.audit, limits)
     except AuditError as error:
         # A failed limit raises, but the error has the results of all limits.
         results = error.gates
-    body = "".join(_gate_row(each) for each in results)
+    body = ""
+    for gate in results:
+        name = gate.name.removeprefix("audit.").removeprefix("max_").removeprefix("min_")
+        good = gate.outcome == "passed"
+        body += (
+            f"<tr><td>{html_text(name.replace('_', ' '))}</td>"
+            f"<td class={'good' if good else 'bad'}>{'&#10003; ' if good else '&#10007; '}"
+            f"{gate.outcome}</td><td class=number>{gate.shown_value}</td>"
+            f'<td>{gate.shown_limit}</td><td class="quiet{" wide" * (len(gate.detail) > 60)}">'
+            f"{html_text(gate.detail)}</td></tr>"
+        )
     head = "<th scope=col>".join(["", "check", "result", "found", "limit", "count"])
     inner = (
         '<div class=scroll role=group tabindex=0 aria-label="Audit"><table><caption class=hidden>'
@@ -735,15 +735,3 @@ def audit_section(manifest: Manifest, limits: AuditConfig) -> str:
     line = inference_line(manifest.audit)
     caption = f"<p class=quiet>{html_text(line[:1].upper() + line[1:])}.</p>" if line else ""
     return section("audit", "Audit", caption, inner)
-
-
-def _gate_row(gate: GateResult) -> str:
-    name = gate.name.removeprefix("audit.").removeprefix("max_").removeprefix("min_")
-    good = gate.outcome == "passed"
-    names = "quiet wide" if len(gate.detail) > 60 else "quiet"
-    return (
-        f"<tr><td>{html_text(name.replace('_', ' '))}</td>"
-        f"<td class={'good' if good else 'bad'}>{'&#10003; ' if good else '&#10007; '}"
-        f"{gate.outcome}</td><td class=number>{gate.shown_value}</td>"
-        f'<td>{gate.shown_limit}</td><td class="{names}">{html_text(gate.detail)}</td></tr>'
-    )

@@ -1,14 +1,9 @@
 """Find pairs of near-duplicate conversations, which share most of their shingles.
 
 Uses locality-sensitive hashing: each MinHash is cut into bands, and rows with an equal band are
-candidates. Bands and candidates are those of datasketch's `MinHashLSH` (a test compares them). Its
-tables of Python sets take about 320 bytes per row and band; here each band is a sort, with 16 bytes
-per row. Every candidate is then compared exactly by its shingles, so there are no false pairs. A
-pair at the threshold becomes a candidate with a probability of 99%, and more similar pairs with a
-higher one.
-
-If more than 32 rows share a band, each is compared only with the row before it and with the first
-31, so the work stays linear in the number of such rows.
+candidates. Bands and candidates are those of datasketch's `MinHashLSH` (a test compares them).
+Every candidate is then compared exactly by its shingles, so there are no false pairs. A pair at the
+threshold becomes a candidate with a probability of 99%, and more similar pairs with a higher one.
 """
 
 from collections.abc import Sequence
@@ -21,6 +16,8 @@ from packhouse.pack.dedup import FACTOR, Near
 from packhouse.records.lists import count_up, flat_list
 from packhouse.system.arrays import Bools, Float64s, Int64s, Uint32s
 
+# If more than 32 rows share a band, each is compared only with the row before it and with the first
+# 31, so the work stays linear in the number of such rows.
 _MAX_LINKS = 32
 _VERIFIED_SHINGLES = 2**22
 """Approximate number of shingles compared at once, to limit memory."""
@@ -87,6 +84,8 @@ def _candidates(
     if not permutations:
         return found
     bands, width = bands_for(threshold, permutations)
+    # Each band is a sort, with 16 bytes per row. datasketch's tables of Python sets would take
+    # about 320 bytes per row and band.
     for band in range(bands):
         part = slice(band * width, (band + 1) * width)
         values = np.concatenate([each[chosen, part] for each, chosen in hashes])

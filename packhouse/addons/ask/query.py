@@ -6,20 +6,6 @@ these columns are fetched, and the query then runs on them. To read whole packs 
 `packhouse.load_packed` instead.
 
     ask "select avg(num_trained) from packs" -> packs:num_trained -> labels, seq_lengths of `data`
-
-Each file gets a sparse local copy of the same size, which contains the footer and the requested
-columns, with holes in place of the others:
-
-    [ PAR1 | hole | num_tokens | hole | num_tokens | hole | footer ]
-                    row group 0         row group 1
-
-The digest of the whole file cannot be checked in this case. Instead, the size in each response of
-the store must match the manifest, the object's tag must not change, the footer must have as many
-rows as the manifest, and readers check the CRC32 of each page (`contracts.read_batches`). Reading a
-hole is an error, because zeros are not a valid page.
-
-The footer is untrusted. It is parsed in a worker, and its byte ranges are checked against the size
-of the file before any request.
 """
 
 import re
@@ -487,6 +473,20 @@ def _versions(opened: OpenVersion) -> list[dict[str, Any]]:
         )
     return rows
 
+
+# Columns of files. Each file gets a sparse local copy of the same size, which contains the footer
+# and the requested columns, with holes in place of the others:
+#
+#     [ PAR1 | hole | num_tokens | hole | num_tokens | hole | footer ]
+#                     row group 0         row group 1
+#
+# The digest of the whole file cannot be checked in this case. Instead, the size in each response of
+# the store must match the manifest, the object's tag must not change, the footer must have as many
+# rows as the manifest, and readers check the CRC32 of each page (`contracts.read_batches`). Reading
+# a hole is an error, because zeros are not a valid page.
+#
+# The footer is untrusted. It is parsed in a worker, and its byte ranges are checked against the
+# size of the file before any request.
 
 _WHOLE_BYTES = 2**18  # smaller files are fetched whole and checked by digest
 _TAIL_BYTES = 2**16  # first read from the end; footers take about 100 bytes per column chunk

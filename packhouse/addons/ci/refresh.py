@@ -5,9 +5,7 @@ first. A version id is a hash of all inputs, so if the planned id equals the cur
 tokenizer, setting, engine or library has changed. Then only the limits of the recipe, which may
 have changed, are checked against the version. Otherwise the chain runs and the ref moves.
 
-With approval, the ref stays and `<ref>.candidate` moves to every new version. Schema and drift are
-always compared with the version that the ref points to, not with the last candidate: ten
-candidates, each 1% from the one before, can be 10% from what readers have.
+With approval, the ref stays and `<ref>.candidate` moves to every new version.
 """
 
 import sys
@@ -173,6 +171,8 @@ def compare(recipe: Recipe, found: Look, version: str) -> Change | None:
     Raises:
         IntegrityError: a manifest was changed after a ref recorded it.
     """
+    # Never compared with the last candidate: ten candidates, each 1% from the one before, can be
+    # 10% from what readers have.
     old = None if found.current == version else open_current(recipe, found)
     if old is None:
         return None

@@ -1,8 +1,7 @@
 """Estimate a run before doing it: rows, tokens, packs and bytes, from a sample of each source.
 
 Reads, renders and tokenizes about the first megabyte of each source with the code of the run, and
-scales the result by bytes. Shards that are already tokenized are counted exactly. The estimate
-assumes that the sample is like the rest, so it is wrong for files sorted by length.
+scales the result by bytes. Shards that are already tokenized are counted exactly.
 """
 
 from collections import Counter
@@ -86,6 +85,14 @@ class Estimate:
     def num_rows(self) -> str:
         """Number of rows, with records if there are more: `40 rows (100 records)`."""
         return rows_and_records(self.rows, self.records)
+
+    @property
+    def totals(self) -> str:
+        """Rows, tokens, packs and size in one line."""
+        return (
+            f"{'' if self.is_exact else 'about '}{self.num_rows}, {counted(self.tokens, 'token')}, "
+            f"{counted(self.packs, 'pack')}, {self.bytes / 2**20:,.1f} MiB"
+        )
 
     def by_source(self) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
         """Return column names and a line for each source file; with records if rows are split."""
@@ -261,7 +268,8 @@ def estimate(recipe: Recipe, plan: Plan, workspace: Workspace) -> Estimate:
             sample = samples[shard.file]
             size = shard.byte_end - shard.byte_start
             num_bytes += size
-            # Scale by bytes, or by rows if the number of rows in the shard is known.
+            # Scale by bytes, or by rows if the number of rows in the shard is known. This assumes
+            # that the sample is like the rest, so it is wrong for files sorted by length.
             share = checked.facts.rows_out / max(1, sample.num_read) if checked else None
             counted = sample.scaled(size / max(1, sample.num_bytes) if share is None else share)
             if checked:  # a stopped run: 0 rows out are not informative

@@ -1,7 +1,6 @@
 """Render the sections of a version's report, from its manifest and from counts over its files."""
 
 import json
-import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,11 +11,11 @@ import numpy as np
 
 from packhouse.addons.ask.samples import is_of_classes
 from packhouse.addons.report.html import (
-    KIND_COLORS,
     Figure,
     class_counts,
     details,
     figure,
+    flow_figure,
     header,
     length_figures,
     length_histogram,
@@ -35,11 +34,11 @@ from packhouse.errors import AuditError, ConfigError
 from packhouse.pack.plan import try_seq_lens
 from packhouse.recipe import AuditConfig
 from packhouse.recipe.audit import QUALITY_COUNTERS
-from packhouse.records.ledger import Filter, LedgerLine, in_and_out, sum_by_reason, units_of
+from packhouse.records.ledger import Filter, LedgerLine, sum_by_reason, units_of
 from packhouse.records.reasons import DROP_REASONS, QUARANTINE_REASONS
 from packhouse.store.manifest import PULLED_NAMES, AuditedRow, Manifest
 from packhouse.system.escaping import html_text
-from packhouse.system.wording import by_name, counted
+from packhouse.system.wording import counted
 
 Samples = list[dict[str, Any]]
 """Rows, or packs as the page's script reads them."""
@@ -85,153 +84,6 @@ class Measured:
     quarantine: dict[str, Samples]
     """First rows of each `<step>/<reason>`."""
     splits: dict[str, MeasuredSplit]
-
-
-# The ledger as a chart: a band of rows from step to step, with losses leaving it.
-
-
-def flow_figure(ledger: Sequence[LedgerLine]) -> Figure:
-    """Draw the rows from step to step as a band that losses leave at the bottom.
-
-    A loss is drawn at least 1.5% of the height wide, so that one row in 52,002 is visible.
-    """
-    # Split only divides the records between train and eval, so it is drawn only if it loses some.
-    drawn = [line for line in ledger if line.rows_in != line.rows_out or line.step != "split"]
-    most = max([1, *(line.rows_in for line in drawn)])
-    units = units_of(ledger)
-    bands: list[dict[str, Any]] = []
-    labels: list[dict[str, Any]] = []
-    for i, line in enumerate(drawn):
-        share_in, share_out = line.rows_in / most, line.rows_out / most
-        caption = counted(line.rows_out, units[line.step][1])
-        bands += _band("rows", i, 1, 1 - share_in, 1, 1 - share_out, caption)
-        if not i or line.rows_in != drawn[i - 1].rows_in:
-            labels.append({"x": i, "y": 1.04, "text": f"{line.rows_in:,}", "is_end": False})
-        low = 1 - share_in
-        for kind in ("quarantined", "dropped"):
-            by_reason = getattr(line, kind)
-            if lost := sum(by_reason.values()):
-                wide = max(lost / most, 0.015)
-                caption = f"{lost:,} {kind}: {by_name(by_reason)}"
-                top = min(low + wide, 1)
-                bands += _band(f"{kind} {i}", i, top, low, low - 0.08, low - 0.08 - wide, caption)
-                text = f"{lost:,} {kind}"
-                labels.append({"x": i + 1, "y": low - 0.22 - wide, "text": text, "is_end": True})
-                low -= 0.24 + wide
-    names = [line.step for line in drawn]
-    last = drawn[-1].rows_out if drawn else 0
-    labels.append({"x": len(drawn), "y": 1.04, "text": f"{last:,}", "is_end": True})
-    ends = [*names, "out"]
-    x = {
-        "field": "x",
-        "type": "quantitative",
-        "scale": {"domain": [0, len(drawn)], "nice": False},
-        "axis": {
-            "title": None,
-            "values": list(range(len(ends))),
-            "labelExpr": f"{json.dumps(ends)}[datum.value]",
-            "grid": False,
-            "labelOverlap": False,
-            "labelFlush": False,
-            "labelAlign": {
-                "condition": {"test": f"datum.value === {len(drawn)}", "value": "right"},
-                "value": "left",
-            },
-            "labelPadding": 16,
-            "labelFontSize": 10.5,
-            "orient": "top",
-            "ticks": False,
-            "domain": False,
-        },
-    }
-    lowest = min([0, *(band["y2"] for band in bands)]) - 0.16
-    y_scale = {"domain": [lowest, 1.1], "nice": False}
-    spec = {
-        "width": "container",
-        "height": 170,
-        "layer": [
-            {
-                "data": {"values": bands},
-                "mark": {"type": "area", "interpolate": "monotone", "tooltip": True},
-                "encoding": {
-                    "x": x,
-                    "y": {"field": "y", "type": "quantitative", "axis": None, "scale": y_scale},
-                    "y2": {"field": "y2"},
-                    "detail": {"field": "band", "type": "nominal"},
-                    "color": {
-                        "field": "kind",
-                        "type": "nominal",
-                        "legend": None,
-                        "scale": {
-                            "domain": list(KIND_COLORS),
-                            "range": list(KIND_COLORS.values()),
-                        },
-                    },
-                    "opacity": {
-                        "condition": {"test": "datum.kind === 'rows'", "value": 0.55},
-                        "value": 0.95,
-                    },
-                    "tooltip": {"field": "said", "type": "nominal", "title": "number"},
-                },
-            },
-            *(
-                {
-                    "data": {"values": [each for each in labels if each["is_end"] == is_end]},
-                    "mark": {"type": "text", "style": "ink", "align": align, "baseline": "bottom"},
-                    "encoding": {
-                        "x": {"field": "x", "type": "quantitative"},
-                        "y": {"field": "y", "type": "quantitative", "scale": y_scale},
-                        "text": {"field": "text"},
-                    },
-                }
-                for is_end, align in ((False, "left"), (True, "right"))
-            ),
-        ],
-    }
-    heads, cells = in_and_out(ledger)
-    columns = ("step", heads[0], "added", "quarantined", "dropped", heads[1], "tokens out")
-    rows = [
-        [
-            line.step,
-            came_in,
-            *(by_name(each) for each in (line.added, line.quarantined, line.dropped)),
-            went_out,
-            "" if line.tokens_out is None else line.tokens_out,
-        ]
-        for line, (came_in, went_out) in zip(ledger, cells, strict=True)
-    ]
-    return Figure(
-        name="flow",
-        title="Rows in and out of each step",
-        says="Each step reads the output of the previous one. Quarantined and dropped rows "
-        "leave at the bottom.",
-        spec=spec,
-        columns=columns,
-        rows=rows,
-    )
-
-
-def _band(
-    name: str, x: int, y: float, y2: float, end: float, end2: float, caption: str
-) -> list[dict[str, Any]]:
-    """Return points of a band from (x, y2..y) to (x + 1, end2..end), curved like a Sankey arm."""
-    kind = name.partition(" ")[0]
-    points = []
-    for number in range(9):
-        t = number / 8
-        # Half a cosine: 0 at the start, 1/2 in the middle, 1 at the end, level at both ends.
-        bend = (1 - math.cos(math.pi * t)) / 2
-        points.append(
-            {
-                "band": f"{name} {x}",
-                "kind": kind,
-                "said": caption,
-                "x": x + t,
-                "y": y + (end - y) * bend,
-                "y2": y2 + (end2 - y2) * bend,
-            }
-        )
-    return points
 
 
 _MOST_SOURCES = 8  # number of colors that are easy to distinguish

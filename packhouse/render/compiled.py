@@ -22,8 +22,7 @@ from packhouse.records.conversations import Conversations
 from packhouse.records.identity import Extent
 from packhouse.records.lists import weights_column
 from packhouse.render.field_columns import Column, FieldColumns
-from packhouse.render.predicates import Predicate
-from packhouse.render.provenance import JsonForm, Path, Piece
+from packhouse.render.provenance import JsonForm, Path, Piece, Predicate
 from packhouse.render.results import TEXTS, Filled, Trained, concat_filled, span_lists
 from packhouse.render.rows import RenderedRow
 from packhouse.system.arrays import Bools, Float32s, Int64s
@@ -101,7 +100,7 @@ def compile_row(row: RenderedRow) -> CompiledRow | None:
             path, form = part.field.path, part.form
             size = len(part.field.value) if form is None else 1
             is_whole = part.end - part.start == size and part.cut >= 0
-            if path is None or not part.text or not is_whole or isinstance(form, str):
+            if not path or not part.text or not is_whole or isinstance(form, str):
                 return None
             holes[start] = start + len(part.text.encode()), Hole(path, form, part.cut)
         cuts = {0, len(rendering.text), *holes, *(end for end, _ in holes.values())}

@@ -29,8 +29,7 @@ from packhouse.render.chat_messages import (
     parsed_call,
     with_call_ids,
 )
-from packhouse.render.predicates import Predicate, answers
-from packhouse.render.provenance import JsonForm, Path, encoder
+from packhouse.render.provenance import JsonForm, Path, Predicate, answers, encoder
 from packhouse.system.arrays import Bools, Int64s
 
 _OF_CALLS = ("function", "call_name", "call_arguments", "call_id")

@@ -132,7 +132,7 @@ def _check_field(talk: Conversation, field: Field, ranges: _Ranges) -> list[str]
             thoughts.append(text)
     for text in _unwritten_strings(field, ranges, talk.control):
         what = f"a tool call of {own} is not in the rendering"
-        path = ("call_id", *field.path[1:]) if field.path else None
+        path = ("call_id", *field.path[1:])
         given = next((own.value for own in ranges if own.kind == "id" and own.path == path), None)
         if given is not None and field.value.get("name") == text:
             # Kimi's templates write only the ID `functions.NAME:N`, without the name.
@@ -202,7 +202,7 @@ def _check_arguments(function: Field, records: Sequence[Rendering]) -> None:
     It would write the arguments `oops` as `"oops"`: a call that the model never made.
     """
     for own in function.children:
-        if not isinstance(own.value, str) or (own.path or ("",))[0] != "call_arguments":
+        if not isinstance(own.value, str) or own.path[:1] != ("call_arguments",):
             continue
         parts = [part for record in records for part in record.parts]
         forms = [p.form for p in parts if isinstance(p, Piece) and p.field is own]

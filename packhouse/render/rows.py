@@ -27,7 +27,7 @@ from packhouse.render.chat_messages import (
     in_parts,
 )
 from packhouse.render.losses import check_row
-from packhouse.render.predicates import Predicate, literally
+from packhouse.render.provenance import Predicate, literally
 from packhouse.render.rendering import Conversation, Rendering, Template
 from packhouse.render.results import RefusedError, Trained
 from packhouse.render.sandbox import ChatTemplate

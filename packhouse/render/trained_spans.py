@@ -20,10 +20,9 @@ from typing import Any, NamedTuple
 from packhouse.recipe import FormatConfig
 from packhouse.records.conversations import thought_spans
 from packhouse.render.chat_messages import Messages
-from packhouse.render.kinds import Kinds
 from packhouse.render.losses import is_thought
 from packhouse.render.provenance import UNPROVEN
-from packhouse.render.rendering import Conversation, Occurrence
+from packhouse.render.rendering import Conversation, Kinds, Occurrence
 from packhouse.render.results import RefusedError, Trained, shown
 from packhouse.render.turns import Record
 

@@ -29,13 +29,14 @@ from typing import Any, NamedTuple
 from packhouse.recipe import FormatConfig
 from packhouse.records.conversations import BEGINS_THOUGHT
 from packhouse.render.chat_messages import Messages, function_of
-from packhouse.render.kinds import Kind, Kinds, Place, Turn
 from packhouse.render.losses import check_answer, is_thought
-from packhouse.render.predicates import Predicate
-from packhouse.render.provenance import Piece
+from packhouse.render.provenance import Piece, Predicate
 from packhouse.render.rendering import (
     Conversation,
+    Kind,
+    Kinds,
     Occurrence,
+    Place,
     Rendering,
     join_renderings,
     read_parts,
@@ -52,6 +53,25 @@ PROBE_TEXT = "Therefore"
 NOT_TRAINED = 'set "weight": 0 in that message to leave it untrained'
 MAX_BYTES = 2**26  # in all records of one row
 MAX_PROVEN = 16  # with more answers than this in a row, only one of each kind is rendered
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One trained answer, as inference sees it."""
+
+    message: int
+    prompt: Rendering
+    completion: Rendering
+    """Text after the prompt. Text after the stop token is not trained."""
+    end: int
+    """Number of bytes of the completion through its stop token."""
+    stop: bytes
+    """The stop token."""
+    trained: list[tuple[int, int]]
+    """Ranges of the completion: all of it, or the parts that generation blocks select."""
+    notes: tuple[str, ...] = ()
+    thinks: bool | None = None
+    """True if its prompt asks for reasoning; None if the template has no switch."""
 
 
 @dataclass
@@ -136,11 +156,13 @@ class Answers:
         made: list[Record] = []
         limit, history = self._limit, None
         for place, number in enumerate(wanted):
-            # What the last prompt keeps of the messages before an answer is in the answer's own
-            # prompt, too. If that is too long, all later prompts are.
-            if limit and history and not limit.fits(history.before(number)):
-                self.notes["answers_too_long"] += len(wanted) - place
-                break
+            if limit and history:
+                # What the last prompt keeps of the messages before an answer is in the answer's own
+                # prompt, too. If that is too long, all later prompts are.
+                later = (o.start for o in history.occurrences if o.field.message >= number)
+                if not limit.fits(history.text[: next(later, 0)]):
+                    self.notes["answers_too_long"] += len(wanted) - place
+                    break
             turn = self._turn(number)
             joined = self._join(made[-1], turn) if made and can_join else None
             if limit and made and joined is None and not limit.fits(turn.prompt.text):
@@ -153,7 +175,7 @@ class Answers:
                 made.append(Record(joined := turn.prompt))
             record, start = made[-1], len(joined.text)
             record.thinks = turn.thinks
-            record.rendering = joined + turn.completion
+            record.rendering = join_renderings(joined, turn.completion)
             record.end, record.stop = start + turn.end, turn.stop
             record.spans += [Trained(start + a, start + b, number) for a, b in turn.trained]
             record.turns.append(number)
@@ -200,7 +222,7 @@ class Answers:
             return None
         self.notes["rewritten_prompts"] += 1
         added = prompt.between(begin + size, len(prompt.text))
-        return record.rendering.between(0, record.end) + added
+        return join_renderings(record.rendering.between(0, record.end), added)
 
     def _closing_in_history(
         self, rendering: Rendering, begin: int, closing: bytes, stop: bytes
@@ -253,33 +275,34 @@ class Answers:
         except RefusedError:
             return None
         kinds = self._kinds(whole)
-        known = dict[object, Kind]()
+        known = dict[object, tuple[Kind, Turn, Counter[str]]]()
         record = Record(whole)
         pieces: list[Rendering | bytes] = []
         for number in wanted:
             place, key = kinds.place(number), kinds.key(number)
-            kind = known.get(key)
-            if kind is not None and place is not None and number != wanted[-1]:
+            if key in known and place is not None and number != wanted[-1]:
+                kind, pattern, notes = known[key]
                 head = whole.between(kinds.end + kind.skipped, place.before)
                 body = whole.between(place.first, place.last)
                 start = record.end + len(head.text) + len(kind.header)
                 end = start + len(kind.opening) + len(body.text) + len(kind.closing)
                 pieces += [head, kind.header + kind.opening, body, kind.closing]
-                record.stop, record.thinks = kind.stop, kind.thinks
-                self.notes.update(kind.notes)
+                record.stop, record.thinks = pattern.stop, pattern.thinks
+                self.notes.update(notes)
             else:
                 turn, before = self._turn(number), self.notes.copy()
-                record.rendering = join_renderings(pieces)
+                record.rendering = join_renderings(*pieces)
                 joined = self._join(record, turn) if pieces else turn.prompt
                 record.thinks = turn.thinks
                 self.notes.update(turn.notes)
                 if joined is None or turn.trained != [(0, turn.end)]:
                     return None
                 if number != wanted[-1]:
-                    kind = kinds.compare(record.end, joined, turn, self.notes - before)
-                    if kind is None:
+                    end = record.end
+                    found = kinds.compare(end, joined, number, turn.completion, turn.end)
+                    if found is None:
                         return None
-                    known[key] = kind
+                    known[key] = found, turn, self.notes - before
                 start = len(joined.text)
                 end = start + turn.end
                 last = number == wanted[-1]
@@ -290,7 +313,7 @@ class Answers:
             record.end, record.num_messages = end, number + 1
             kinds.advance(number)
             self._talk.num_written = number
-        record.rendering = join_renderings(pieces)
+        record.rendering = join_renderings(*pieces)
         self._extend(record)
         return record
 
@@ -313,7 +336,7 @@ class Answers:
         if wanted[-1] == last and (own := whole.own(last)):
             ending = self._closing(last, {}, whole, at := own[-1].end)
             if not whole.text.startswith(ending.text, at):  # GLM's is the header of the next turn
-                longer = whole.between(0, at) + ending.rendering
+                longer = join_renderings(whole.between(0, at), ending.rendering)
                 whole = replace(longer, generation=whole.generation)
         kinds, known = self._kinds(whole), dict[object, tuple[int, int]]()
         for number in wanted:
@@ -466,7 +489,7 @@ class Answers:
         if finished.generation and start is not None and not notes:
             blocks = in_blocks(number, finished, start, start + end)
             trained = [(a - start, b - start) for a, b in blocks]
-        completion = body + closing.rendering
+        completion = join_renderings(body, closing.rendering)
         return Turn(number, prompt, completion, end, closing.stop, trained, notes)
 
     def _prompt(
@@ -555,7 +578,7 @@ class Answers:
         fields = self._talk.trace.fields
         thought = next(f for f in fields if f.kind == "thought" and f.message == number)
         reasoning = read_parts([Piece(thought.value, thought, 0, len(thought.value))])
-        return join_renderings([reasoning, end.encode(), answer])
+        return join_renderings(reasoning, end.encode(), answer)
 
     def _thought_lost(self, number: int, more: str, remedies: Sequence[str]) -> RefusedError:
         advice = ", or ".join(remedies)

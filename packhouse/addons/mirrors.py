@@ -38,7 +38,6 @@ from packhouse.errors import (
 from packhouse.pack.layout import records_of
 from packhouse.recipe import Recipe
 from packhouse.run.cache import LOCK, AnyReceipt, StepStore, is_intact, parse_receipt
-from packhouse.store.contracts import read_batches
 from packhouse.store.layout import version_folder
 from packhouse.store.objects import (
     FileBody,
@@ -49,7 +48,7 @@ from packhouse.store.objects import (
     open_store,
 )
 from packhouse.store.protocol import RetryPolicy, ask, download, run
-from packhouse.store.read import OpenVersion
+from packhouse.store.read import OpenVersion, read_batches
 from packhouse.system.disks import temporary_folder
 from packhouse.system.plugins import import_extra
 from packhouse.tokenize import load_snapshot, run_tokenizer

@@ -53,11 +53,10 @@ from packhouse.load.boundaries import first_packs, watch_packs
 from packhouse.pack.layout import IGNORE_INDEX, preference_names, published_schema, to_layout
 from packhouse.records.lists import count_up, flat_list, list_array, one_chunk
 from packhouse.store import FileEntry, OpenVersion, open_store
-from packhouse.store.contracts import check_footer, read_batches
 from packhouse.store.layout import split_pinned
 from packhouse.store.local import LocalStore
 from packhouse.store.manifest import Manifest, changed_manifest, parse_slot
-from packhouse.store.read import open_address
+from packhouse.store.read import check_footer, open_address, read_batches
 from packhouse.system.disks import check_cache, default_cache, disk_errors, write_whole
 from packhouse.system.fingerprint import file_sha256
 from packhouse.system.worker import at, run_in_worker

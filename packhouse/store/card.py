@@ -17,23 +17,37 @@ def dataset_card(manifest: Manifest) -> str:
         >>> print(dataset_card(manifest).splitlines()[6])
         # tiny
     """
-    splits = manifest.splits()
-    front_matter = ["---", "configs:", "- config_name: default", "  data_files:"]
+    splits, ledger = manifest.splits(), manifest.facts.counts.ledger
+    lines = ["---", "configs:", "- config_name: default", "  data_files:"]
     for split in splits:
-        front_matter += [f"  - split: {split}", f"    path: data/{split}-*"]
-    parts = [
-        "\n".join([*front_matter, "---", ""]),
-        f"# {for_markdown(manifest.dataset)}\n",
-        "Packed token data, written by packhouse. "
-        f"Content {markdown_code(manifest.content_id[:16])}.\n",
-        _splits_table(manifest),
-        _account(manifest),
-        _settings(manifest),
-        _sources(manifest),
-        _quality(manifest),
-        _usage(manifest),
-    ]
-    return "\n".join(part for part in parts if part)
+        lines += [f"  - split: {split}", f"    path: data/{split}-*"]
+    lines += ["---", "", f"# {for_markdown(manifest.dataset)}", ""]
+    content = markdown_code(manifest.content_id[:16])
+    lines += [f"Packed token data, written by packhouse. Content {content}.", ""]
+    sizes = []
+    for split in splits:
+        files = [e for e in manifest.files if e.kind == "data" and e.split == split]
+        sums = (sum(getattr(e, name) for e in files) for name in ("rows", "tokens", "size"))
+        sizes.append((split, *sums))
+    lines += [*markdown_table(("split", "packs", "tokens", "bytes"), sizes), ""]
+    if ledger:
+        found = numbers_of(manifest)
+        lines += [f"- {for_markdown(name)}: {for_markdown(said)}" for name, said in found]
+        for split, side in manifest.facts.counts.splits().items():
+            if bars := _bars(side.length_histogram):
+                lines += ["", f"Record lengths of {for_markdown(split)}:", "", *bars]
+        lines.append("")
+    lines += _settings(manifest)
+    if rows := sorted(manifest.rows_by_file().items()):
+        lines += [*markdown_table(("source", "rows"), rows), ""]
+    for each in manifest.filters():
+        cut = f"{each.filtered:,} of {counted(each.rows, 'row')} of {for_markdown(each.source)}"
+        lines += [f"`where` dropped {cut} that do not match {markdown_code(each.where)}.", ""]
+    quality = manifest.facts.audit.quality
+    counters = sorted(quality.dataset.items()) if quality else ()
+    if rows := [(name, number) for name, number in counters if name != "rows" and number]:
+        lines += [*markdown_table(("quality", "rows"), rows), ""]
+    return "\n".join([*lines, _usage(manifest)])
 
 
 def _usage(manifest: Manifest) -> str:
@@ -62,26 +76,6 @@ def _usage(manifest: Manifest) -> str:
     )
 
 
-def _splits_table(manifest: Manifest) -> str:
-    rows = []
-    for split in manifest.splits():
-        files = [e for e in manifest.files if e.kind == "data" and e.split == split]
-        sums = (sum(getattr(e, name) for e in files) for name in ("rows", "tokens", "size"))
-        rows.append((split, *sums))
-    return "\n".join([*markdown_table(("split", "packs", "tokens", "bytes"), rows), ""])
-
-
-def _account(manifest: Manifest) -> str:
-    """Return the row counts from source to packs, and a histogram of record lengths as text."""
-    if not manifest.facts.counts.ledger:
-        return ""
-    lines = [f"- {for_markdown(name)}: {for_markdown(said)}" for name, said in numbers_of(manifest)]
-    for split, side in manifest.facts.counts.splits().items():
-        if bars := _bars(side.length_histogram):
-            lines += ["", f"Record lengths of {for_markdown(split)}:", "", *bars]
-    return "\n".join([*lines, ""])
-
-
 def _bars(histogram: Sequence[Sequence[int]]) -> list[str]:
     """Return a histogram of record lengths as text, with one bar per power of two.
 
@@ -102,7 +96,7 @@ def _bars(histogram: Sequence[Sequence[int]]) -> list[str]:
     return ["```text", *rows, "```"]
 
 
-def _settings(manifest: Manifest) -> str:
+def _settings(manifest: Manifest) -> list[str]:
     form, pack = manifest.facts.configuration.format, manifest.facts.configuration.pack
     found = {
         "format.template": form.template,
@@ -117,28 +111,7 @@ def _settings(manifest: Manifest) -> str:
         f"- column {markdown_code(column.name)}: {for_markdown(column.type)}"
         for column in manifest.facts.schema.fields
     ]
-    return "\n".join([*lines, ""]) if lines else ""
-
-
-def _sources(manifest: Manifest) -> str:
-    """Return the rows of each source file, and the rows dropped by `where`."""
-    rows = sorted(manifest.rows_by_file().items())
-    lines = [*markdown_table(("source", "rows"), rows), ""] if rows else []
-    for each in manifest.filters():
-        cut = f"{each.filtered:,} of {counted(each.rows, 'row')} of {for_markdown(each.source)}"
-        lines += [f"`where` dropped {cut} that do not match {markdown_code(each.where)}.", ""]
-    return "\n".join(lines)
-
-
-def _quality(manifest: Manifest) -> str:
-    """Return the number of rows that each quality counter found."""
-    quality = manifest.facts.audit.quality
-    rows = [
-        (counter, number)
-        for counter, number in sorted(quality.dataset.items() if quality else ())
-        if counter != "rows" and number
-    ]
-    return "\n".join([*markdown_table(("quality", "rows"), rows), ""]) if rows else ""
+    return [*lines, ""] if lines else []
 
 
 def numbers_of(manifest: Manifest) -> list[tuple[str, str]]:

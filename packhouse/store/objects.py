@@ -8,6 +8,7 @@ there.
 """
 
 import hashlib
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -180,8 +181,8 @@ class FileBody:
         return etag == self.sha256 or (len(etag) == 32 and etag == self.md5)
 
 
-def file_body(path: str | Path) -> FileBody:
-    """Hash a local file.
+def file_body(path: str | Path, sha256: str | None = None) -> FileBody:
+    """Return a local file to upload; it is hashed unless its sha256 is given.
 
     Raises:
         ConfigError: The file does not exist.
@@ -189,8 +190,8 @@ def file_body(path: str | Path) -> FileBody:
     path = Path(path)
     try:
         with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-            return FileBody(path, file.tell(), digest)
+            sha256 = sha256 or hashlib.file_digest(file, "sha256").hexdigest()
+            return FileBody(path, os.fstat(file.fileno()).st_size, sha256)
     except FileNotFoundError:
         raise ConfigError(f"file '{path}' to publish does not exist") from None
 

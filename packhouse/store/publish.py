@@ -50,7 +50,7 @@ from packhouse.errors import (
     StoreRefusedError,
     VersionNotFoundError,
 )
-from packhouse.store.card import dataset_card
+from packhouse.records.ledger import sum_by_reason
 from packhouse.store.evolution import Drift, Gate, breaking_changes, measure_drift
 from packhouse.store.guard import require_guarded
 from packhouse.store.layout import (
@@ -86,7 +86,9 @@ from packhouse.store.objects import (
 from packhouse.store.protocol import All, Steps, ask, put_data, read_checked, run
 from packhouse.store.refs import MoveNote, Ref, move_ref_steps, note_move, read_ref_steps
 from packhouse.system.disks import temporary_folder
+from packhouse.system.escaping import for_markdown, markdown_code, markdown_table
 from packhouse.system.fingerprint import canonical_json
+from packhouse.system.wording import by_name, counted, rows_and_records
 
 _MAX_BYTES = 2**27
 """Maximum total size of a tokenizer's files. Gemma 3 has 38 MB."""
@@ -269,7 +271,9 @@ def publish_version(
                 body.check()
             raise
         if not any(file.kind == "card" for file in files):
-            uploads += (card_file(draft, folder),)
+            card = folder / "README.md"
+            card.write_text(dataset_card(draft), encoding="utf-8")
+            uploads += name_files([LocalFile(card, "all", kind="card")])
             draft = replace(draft, files=tuple(entry for entry, _ in uploads))
         keeper = _Gatekeeper(draft, gate)
         held_back = ref is not None and not run(store, keeper.first_look(ref))
@@ -365,7 +369,18 @@ def publish_steps(
             for _, body in uploads:
                 body.check()
             raise
-        yield from _put_back_steps(manifest, uploads)
+        # Restore files that somebody deleted from the version. Otherwise we would report success
+        # for a version that nobody can read. Costs one listing if nothing is missing.
+        folder = version_folder(manifest.dataset, manifest.version)
+        listed = yield from ask(ObjectStore.list, f"{folder}/")
+        present, named = {info.key for info in listed}, {entry.key for entry in manifest.files}
+        missing = tuple(
+            put_data(_key(manifest, entry), body)
+            for entry, body in uploads
+            if entry.key in named and _key(manifest, entry) not in present
+        )
+        if missing:
+            yield All(missing)
     while manifest is None:
         ours = replace(draft, generation=generation)
         yield All(tuple(put_data(_key(ours, entry), body) for entry, body in uploads))
@@ -395,21 +410,6 @@ def find_slot_steps(dataset: str, vid: str) -> Steps[tuple[Manifest | None, int]
         if not isinstance(slot, Tombstone):
             return slot, generation
     raise AssertionError("unreachable: generations do not end")
-
-
-def _put_back_steps(there: Manifest, uploads: Uploads) -> Steps[None]:
-    """Restore files that somebody deleted from a committed version.
-
-    Otherwise, publishing would report success for a version that nobody can read. Costs one listing
-    if nothing is missing.
-    """
-    folder = version_folder(there.dataset, there.version)
-    listed = yield from ask(ObjectStore.list, f"{folder}/")
-    present, named = {info.key for info in listed}, {entry.key for entry in there.files}
-    ours = {_key(there, entry): body for entry, body in uploads if entry.key in named}
-    missing = tuple(put_data(key, body) for key, body in ours.items() if key not in present)
-    if missing:
-        yield All(missing)
 
 
 def _key(manifest: Manifest, entry: FileEntry) -> str:
@@ -477,7 +477,7 @@ def name_files(files: Sequence[LocalFile]) -> Uploads:
     totals = Counter((file.kind, file.split) for file in files)
     numbers: Counter[tuple[str, str]] = Counter()
     with ThreadPoolExecutor(_HASHING_THREADS, "packhouse-hash") as pool:
-        bodies = list(pool.map(_body, files))
+        bodies = list(pool.map(lambda file: file_body(file.path, file.sha256), files))
     uploads = []
     for file, body in zip(files, bodies, strict=True):
         group = (file.kind, file.split)
@@ -506,13 +506,6 @@ def name_files(files: Sequence[LocalFile]) -> Uploads:
     return tuple(uploads)
 
 
-def _body(file: LocalFile) -> FileBody:
-    path = Path(file.path)
-    if file.sha256 is None or not path.is_file():
-        return file_body(path)
-    return FileBody(path, path.stat().st_size, file.sha256)
-
-
 def draft_manifest(
     dataset: str, vid: str, uploads: Uploads, facts: Mapping[str, object]
 ) -> Manifest:
@@ -531,8 +524,12 @@ def draft_manifest(
         raise ConfigError(f"a fact of the manifest is not plain JSON: {error}") from None
     _refuse_secrets(plain)
     schema = facts.get("schema")
-    if schema is None:
-        schema = _schema_of(uploads)
+    for path in (body.path for entry, body in uploads if entry.kind == "data"):
+        if schema is None and path.suffix == ".parquet":
+            schema = pq.read_schema(path)
+        elif schema is None and path.suffix == ".arrow":
+            with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as reader:
+                schema = reader.schema
     described = schema_to_json(schema) if schema is not None else {}
     return Manifest(
         dataset=dataset,
@@ -567,20 +564,125 @@ def _refuse_secrets(value: object, where: str = "the manifest") -> None:
             _refuse_secrets(item, where)
 
 
-def _schema_of(uploads: Uploads) -> pa.Schema | None:
-    """Return the schema of the first Parquet or Arrow data file."""
-    for path in (body.path for entry, body in uploads if entry.kind == "data"):
-        if path.suffix == ".parquet":
-            return pq.read_schema(path)
-        if path.suffix == ".arrow":
-            with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as reader:
-                return reader.schema
-    return None
+def dataset_card(manifest: Manifest) -> str:
+    """Return the dataset card as Markdown.
+
+    Example:
+        >>> manifest = Manifest(dataset="tiny", vid="abcd", generation=0, files=())
+        >>> print(dataset_card(manifest).splitlines()[6])
+        # tiny
+    """
+    splits, ledger = manifest.splits(), manifest.facts.counts.ledger
+    lines = ["---", "configs:", "- config_name: default", "  data_files:"]
+    for split in splits:
+        lines += [f"  - split: {split}", f"    path: data/{split}-*"]
+    lines += ["---", "", f"# {for_markdown(manifest.dataset)}", ""]
+    content = markdown_code(manifest.content_id[:16])
+    lines += [f"Packed token data, written by packhouse. Content {content}.", ""]
+    sizes = []
+    for split in splits:
+        files = [e for e in manifest.files if e.kind == "data" and e.split == split]
+        sums = (sum(getattr(e, name) for e in files) for name in ("rows", "tokens", "size"))
+        sizes.append((split, *sums))
+    lines += [*markdown_table(("split", "packs", "tokens", "bytes"), sizes), ""]
+    if ledger:
+        found = numbers_of(manifest)
+        lines += [f"- {for_markdown(name)}: {for_markdown(said)}" for name, said in found]
+        for split, side in manifest.facts.counts.splits().items():
+            if bars := _bars(side.length_histogram):
+                lines += ["", f"Record lengths of {for_markdown(split)}:", "", *bars]
+        lines.append("")
+    lines += _settings(manifest)
+    if rows := sorted(manifest.rows_by_file().items()):
+        lines += [*markdown_table(("source", "rows"), rows), ""]
+    for each in manifest.filters():
+        cut = f"{each.filtered:,} of {counted(each.rows, 'row')} of {for_markdown(each.source)}"
+        lines += [f"`where` dropped {cut} that do not match {markdown_code(each.where)}.", ""]
+    quality = manifest.facts.audit.quality
+    counters = sorted(quality.dataset.items()) if quality else ()
+    if rows := [(name, number) for name, number in counters if name != "rows" and number]:
+        lines += [*markdown_table(("quality", "rows"), rows), ""]
+    return "\n".join([*lines, _usage(manifest)])
 
 
-def card_file(draft: Manifest, folder: Path) -> tuple[FileEntry, FileBody]:
-    """Write the dataset card of a version."""
-    path = folder / "README.md"
-    path.write_text(dataset_card(draft), encoding="utf-8")
-    ((entry, body),) = name_files([LocalFile(path, "all", kind="card")])
-    return entry, body
+def _usage(manifest: Manifest) -> str:
+    """Return how to load the version, and what its rows contain."""
+    split = next(iter(manifest.splits()), "train")
+    ends = (
+        "Labels are not shifted. `seq_lengths` gives the lengths of the sequences in a row. Most "
+        "collators let them attend to each other: call packhouse's `enable_packing(model)`, and "
+        "use `PackedCollator` or TRL's `SFTConfig(padding_free=True, max_length=None)`."
+    )
+    if manifest.preferences is None:
+        load = f'from datasets import load_dataset\nrows = load_dataset("FOLDER", split="{split}")'
+        return f"```python\n{load}\n```\n\n{ends}\n"
+    of = {
+        "pairs": "Each record is a pair, counted once. Of its two sequences with the same "
+        "`record_id`, the first has the chosen answer and the second the rejected one.",
+        "kto": "Each row is an answer; `label` is 1 if it is good and 0 if it is bad.",
+    }[manifest.preferences]
+    load = (
+        "from packhouse import load_preferences\n"
+        f'rows = load_preferences("FOLDER", split="{split}")  # columns of TRL'
+    )
+    return (
+        f"```python\n{load}\n```\n\n{of} Bad answers have labels too, so do not use the rows for "
+        f"supervised training. {ends}\n"
+    )
+
+
+def _bars(histogram: Sequence[Sequence[int]]) -> list[str]:
+    """Return a histogram of record lengths as text, with one bar per power of two.
+
+    Example:
+        >>> _bars([(20, 2), (24, 2), (40, 1)])[1:-1]
+        ['    17 to     32 tokens  ######################## 4', '    33 to     64 tokens  ###### 1']
+    """
+    sums: Counter[int] = Counter()
+    for length, records in histogram:
+        sums[1 << max(length - 1, 0).bit_length()] += records
+    if not sums:
+        return []
+    most = max(sums.values())
+    rows = [
+        f"{top // 2 + 1:>6,} to {top:>6,} tokens  {'#' * -(-24 * records // most)} {records:,}"
+        for top, records in sorted(sums.items())
+    ]
+    return ["```text", *rows, "```"]
+
+
+def _settings(manifest: Manifest) -> list[str]:
+    form, pack = manifest.facts.configuration.format, manifest.facts.configuration.pack
+    found = {
+        "format.template": form.template,
+        "format.train_on": form.train_on,
+        "pack.seq_len": pack.seq_len,
+        "pack.strategy": pack.strategy,
+    }
+    lines = [f"- `{key}`: {for_markdown(str(value))}" for key, value in found.items() if value]
+    if tokenizer := manifest.tokenizer_fingerprint:
+        lines.append(f"- tokenizer: {markdown_code(tokenizer[:16])}")
+    lines += [
+        f"- column {markdown_code(column.name)}: {for_markdown(column.type)}"
+        for column in manifest.facts.schema.fields
+    ]
+    return [*lines, ""] if lines else []
+
+
+def numbers_of(manifest: Manifest) -> list[tuple[str, str]]:
+    """Return the numbers of rows and splits in a manifest, as names and values."""
+    ledger = manifest.facts.counts.ledger
+    lines = [("rows read", f"{ledger[0].rows_in:,}" if ledger else "0")]
+    bad, dropped = (sum_by_reason(ledger, kind) for kind in ("quarantined", "dropped"))
+    rows = rows_and_records(sum(line.num_bad_rows for line in ledger), bad.total())
+    lines.append(("quarantined", f"{rows}: {by_name(bad)}" if bad else "0"))
+    lines.append(("dropped", f"{dropped.total():,} ({by_name(dropped)})" if dropped else "0"))
+    for name, side in manifest.facts.counts.splits().items():
+        share = side.num_trained / max(side.num_tokens, 1)
+        said = (
+            f"{counted(side.num_packs, 'pack')} of {side.seq_len:,} tokens, {side.fill:.2%} full; "
+            f"{counted(side.num_sequences, 'record')}, {counted(side.num_tokens, 'token')}, "
+            f"{share:.1%} trained"
+        )
+        lines.append((name, said))
+    return lines

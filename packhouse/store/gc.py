@@ -107,13 +107,6 @@ def collect_probes_steps(grace_s: float, *, dry_run: bool) -> Steps[int]:
     return found
 
 
-def find_garbage(
-    store: ObjectStore, dataset: str, *, grace_s: float = DEFAULT_GRACE_S
-) -> list[Garbage]:
-    """Return the garbage that a collection would delete now."""
-    return run(store, find_garbage_steps(dataset, grace_s))
-
-
 def find_garbage_steps(dataset: str, grace_s: float) -> Steps[list[Garbage]]:
     """List all objects once, then read the commit slot of each version folder."""
     now = yield from ask(ObjectStore.clock)

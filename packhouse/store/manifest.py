@@ -386,19 +386,6 @@ def read_audit(document: Mapping[str, Any]) -> Audit:
     return _AUDIT.validate_python(document)
 
 
-def read_facts(document: Mapping[str, Any]) -> Facts:
-    """Read the facts of a manifest.
-
-    Raises:
-        ConfigError: A fact has the wrong type; names the first one.
-    """
-    try:
-        return _FACTS.validate_python(document)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        raise ConfigError(f"{'.'.join(map(str, first['loc']))!r}: {first['msg']}") from None
-
-
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
     """A committed version. Equal manifests have equal bytes, except for `provenance`.
@@ -438,10 +425,29 @@ class Manifest:
         check_vid(self.vid)
         if type(self.generation) is not int or not 0 <= self.generation < 10**9:
             raise ConfigError("generation is not an integer from 0 to 999,999,999")
-        _check_files(self.files)
-        _ = self.facts
+        _ = self.facts  # refuses facts of a wrong type
         if self.schema and self.schema_fingerprint != schema_fingerprint(self.schema):
             raise ConfigError("schema_fingerprint does not match the schema")
+        places = [entry.path.lower() for entry in self.files]  # some filesystems ignore case
+        taken = set(places)
+        # `data/a/b.parquet` makes `data` and `data/a` folders, so no file may have these names.
+        folders = {place[:at] for place in taken for at, sign in enumerate(place) if sign == "/"}
+        if len(taken) < len(places) or taken & folders:
+            raise ConfigError("two files have the same path, or one path is a folder of another")
+        series: dict[tuple[str, str], list[tuple[int, int]]] = {}
+        for entry in self.files:
+            if entry.kind in TABLES:
+                shard = _SHARD.fullmatch(entry.key)
+                name = f"{entry.split}-{entry.source}" if entry.source else entry.split
+                if shard is None or shard[2] != name or shard[5] != entry.sha256[:12]:
+                    raise ConfigError(
+                        f"file {entry.key!r} does not have the form <split>-<n>-of-<total>-<sha256>"
+                    )
+                place = int(shard[3]), int(shard[4])
+                series.setdefault((entry.kind, entry.split), []).append(place)
+        for (kind, split), numbers in series.items():
+            if numbers != [(number, len(numbers)) for number in range(len(numbers))]:
+                raise ConfigError(f"{kind} files of split {split!r} are missing or out of order")
 
     @property
     def version(self) -> str:
@@ -456,7 +462,11 @@ class Manifest:
     @cached_property
     def facts(self) -> Facts:
         """Typed values of the facts that the program reads."""
-        return read_facts({each.name: getattr(self, each.name) for each in fields(Facts)})
+        try:
+            return _FACTS.validate_python({f.name: getattr(self, f.name) for f in fields(Facts)})
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            raise ConfigError(f"{'.'.join(map(str, first['loc']))!r}: {first['msg']}") from None
 
     @property
     def num_bytes(self) -> int:
@@ -623,29 +633,6 @@ def changed_manifest(found: Manifest, recorded: str, by: str = "a ref") -> Integ
         "a pulled copy, or delete it and publish the version again",
         key=manifest_key(found.dataset, found.version),
     )
-
-
-def _check_files(files: tuple[FileEntry, ...]) -> None:
-    """Check that all paths differ and that each numbered series is complete and in order."""
-    places = [entry.path.lower() for entry in files]  # some filesystems ignore case
-    taken = set(places)
-    # `data/a/b.parquet` makes `data` and `data/a` folders, so no file may have these names.
-    folders = {place[:at] for place in taken for at, sign in enumerate(place) if sign == "/"}
-    if len(taken) < len(places) or taken & folders:
-        raise ConfigError("two files have the same path, or one path is a folder of another")
-    series: dict[tuple[str, str], list[tuple[int, int]]] = {}
-    for entry in files:
-        if entry.kind in TABLES:
-            shard = _SHARD.fullmatch(entry.key)
-            name = f"{entry.split}-{entry.source}" if entry.source else entry.split
-            if shard is None or shard[2] != name or shard[5] != entry.sha256[:12]:
-                raise ConfigError(
-                    f"file {entry.key!r} does not have the form <split>-<n>-of-<total>-<sha256>"
-                )
-            series.setdefault((entry.kind, entry.split), []).append((int(shard[3]), int(shard[4])))
-    for (kind, split), numbers in series.items():
-        if numbers != [(number, len(numbers)) for number in range(len(numbers))]:
-            raise ConfigError(f"{kind} files of split {split!r} are missing or out of order")
 
 
 def schema_to_json(schema: pa.Schema) -> dict[str, Any]:

@@ -284,7 +284,23 @@ class ClassificationCollator(PaddedCollator):
             ContractError: a row has no `label`, or its `label` is not an integer.
             SequenceTooLongError: a row does not fit, and `too_long` is `error`.
         """
-        classes = [_read_class(row, number) for number, row in enumerate(rows)]
+        classes = []
+        for number, row in enumerate(rows):
+            label = row.get("label")
+            if label is None:
+                raise ContractError(
+                    f"row {number} has no label. Use another collator unless this is "
+                    "classification data.",
+                    row=number,
+                )
+            value = np.asarray(label)
+            if value.ndim or value.dtype.kind not in "iub":
+                raise ContractError(
+                    f"row {number} has a label of type {type(label).__name__}. Convert class "
+                    "names to one integer per row.",
+                    row=number,
+                )
+            classes.append(int(value))
         not_text = ("label", "labels", "trained_ranges", "loss_weights")
         texts = [{k: v for k, v in row.items() if k not in not_text} for row in rows]
         return super().__call__(texts) | {"labels": torch.tensor(classes, dtype=torch.int64)}
@@ -317,23 +333,6 @@ def _read_rows(rows: Sequence[Mapping[str, Any]], whole_rows: bool) -> list[Row]
     if not rows:
         raise ContractError("a batch of 0 rows was passed. Pass at least one row.")
     return [read_row(row, whole_rows=whole_rows, where=f"row {n}") for n, row in enumerate(rows)]
-
-
-def _read_class(row: Mapping[str, Any], number: int) -> int:
-    label = row.get("label")
-    if label is None:
-        raise ContractError(
-            f"row {number} has no label. Use another collator unless this is classification data.",
-            row=number,
-        )
-    value = np.asarray(label)
-    if value.ndim or value.dtype.kind not in "iub":
-        raise ContractError(
-            f"row {number} has a label of type {type(label).__name__}. Convert class names to one "
-            "integer per row.",
-            row=number,
-        )
-    return int(value)
 
 
 def _loss_weights(

@@ -187,10 +187,30 @@ def open_split(
             and `preferences` is False (rejected answers would be trained), or the reverse.
         VersionNotFoundError: the dataset, version or split does not exist.
     """
-    uri = str(uri)
-    opened = _open_pulled(uri, version)
-    if opened is None:
-        opened = open_address(uri, version)
+    folder, marker = str(uri), Path(uri).expanduser() / "manifest.json"
+    if "://" in folder or not marker.is_file():
+        opened = open_address(folder, version)
+    else:  # `packhouse pull` wrote this folder
+        folder = str(marker.parent)
+        manifest = parse_slot(marker.read_bytes(), f"'{marker}'")
+        if not isinstance(manifest, Manifest):
+            raise VersionNotFoundError(
+                f"'{folder}' has a version that was removed. Pull another one."
+            )
+        version, recorded = split_pinned(version)
+        if version not in ("latest", manifest.version, manifest.vid):
+            raise VersionNotFoundError(
+                f"'{folder}' is a copy of {manifest.version}, not of '{version}'. Remove "
+                "`version`, or load from the store."
+            )
+        if not manifest.manifest_id.startswith(recorded):
+            raise changed_manifest(manifest, recorded, "the address")
+        opened = _Pulled(
+            store=open_store(folder),
+            dataset=manifest.dataset,
+            version=manifest.version,
+            manifest=manifest,
+        )
     if preferences != (opened.manifest.preferences is not None):
         raise ConfigError(
             f"{opened.dataset} {opened.version} has no preferences. Load it with load_packed."
@@ -220,30 +240,6 @@ class _Pulled(OpenVersion):
     @override
     def key(self, entry: FileEntry) -> str:
         return entry.path
-
-
-def _open_pulled(uri: str, version: str) -> OpenVersion | None:
-    """Open a folder that `packhouse pull` wrote, or return None if `uri` is not one."""
-    folder = Path(uri).expanduser()
-    if "://" in uri or not (folder / "manifest.json").is_file():
-        return None
-    manifest = parse_slot((folder / "manifest.json").read_bytes(), f"'{folder / 'manifest.json'}'")
-    if not isinstance(manifest, Manifest):
-        raise VersionNotFoundError(f"'{folder}' has a version that was removed. Pull another one.")
-    version, recorded = split_pinned(version)
-    if version not in ("latest", manifest.version, manifest.vid):
-        raise VersionNotFoundError(
-            f"'{folder}' is a copy of {manifest.version}, not of '{version}'. Remove `version`, or "
-            "load from the store."
-        )
-    if not manifest.manifest_id.startswith(recorded):
-        raise changed_manifest(manifest, recorded, "the address")
-    return _Pulled(
-        store=open_store(str(folder)),
-        dataset=manifest.dataset,
-        version=manifest.version,
-        manifest=manifest,
-    )
 
 
 def verified_file(opened: OpenVersion, entry: FileEntry, cache: Path, verify: bool = True) -> Path:

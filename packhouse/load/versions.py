@@ -337,7 +337,7 @@ def check_row_groups(path: Path, entry: FileEntry, cache: Path) -> None:
         IntegrityError: a row group takes too much memory, or cannot be read.
     """
     proof = cache / "loaded" / f"{entry.sha256}.bounded"
-    with disk_errors(proof.parent), _locked(proof):
+    with disk_errors(proof.parent), locked(proof):
         if not proof.exists():
             _decode(partial(_read_row_groups, path, entry), path, entry)
             write_whole(proof, b"")
@@ -389,7 +389,7 @@ def _verified(
     """
     if _is_trusted(path, sha256, receipt, verify):
         return path
-    with disk_errors(receipt.parent), _locked(receipt):
+    with disk_errors(receipt.parent), locked(receipt):
         if _is_trusted(path, sha256, receipt, verify):
             return path
         if not _is_trusted(path, sha256, receipt, verify=True):
@@ -434,10 +434,11 @@ def _state(path: Path) -> _State | None:
 
 
 @contextmanager
-def _locked(receipt: Path) -> Iterator[None]:
-    receipt.parent.mkdir(parents=True, exist_ok=True)
-    with receipt.with_suffix(".lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+def locked(path: Path) -> Iterator[None]:
+    """Let one process at a time make a file, with a lock file next to it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.with_suffix(".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # released by the kernel if the process is killed
         yield
 
 

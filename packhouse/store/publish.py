@@ -51,18 +51,9 @@ from packhouse.errors import (
     VersionNotFoundError,
 )
 from packhouse.records.ledger import sum_by_reason
+from packhouse.store import layout
 from packhouse.store.evolution import Drift, Gate, breaking_changes, measure_drift
 from packhouse.store.guard import require_guarded
-from packhouse.store.layout import (
-    check_name,
-    check_vid,
-    file_key,
-    manifest_key,
-    split_version,
-    tokenizer_key,
-    version_folder,
-    version_name,
-)
 from packhouse.store.manifest import (
     FACTS,
     PULLED_NAMES,
@@ -108,7 +99,7 @@ def keep_tokenizer(store: ObjectStore, fingerprint: str, read: Callable[[], byte
         fingerprint: Fingerprint of the tokenizer.
         read: Returns the bytes with that fingerprint as their sha256.
     """
-    key = tokenizer_key(fingerprint)
+    key = layout.tokenizer_key(fingerprint)
     try:
         run(store, ask(ObjectStore.head, key))
         return True
@@ -132,7 +123,7 @@ def fetch_tokenizer(store: ObjectStore, fingerprint: str) -> dict[str, bytes] | 
     if not re.fullmatch("[0-9a-f]{64}", fingerprint):
         return None
     parse = partial(_parse, fingerprint=fingerprint)
-    found = run(store, read_checked(tokenizer_key(fingerprint), parse))
+    found = run(store, read_checked(layout.tokenizer_key(fingerprint), parse))
     return found[0] if found else None
 
 
@@ -257,8 +248,8 @@ def publish_version(
         IntegrityError: A local file does not match its sha256.
         StoreRefusedError: The store does not support safe concurrent publishing.
     """
-    check_name("dataset", dataset)
-    check_vid(vid)
+    layout.check_name("dataset", dataset)
+    layout.check_vid(vid)
     if not any(file.kind == "data" for file in files):
         raise ConfigError("nothing to publish: no data files")
     require_guarded(store)
@@ -338,7 +329,7 @@ class _Gatekeeper:
         self._seen, self.drift, self.broken = current.version, None, ()
         # A ref that ever pointed to our version does not move, so there is nothing to compare. If
         # its current version was deleted, there are no readers to break.
-        if any(split_version(move.version)[0] == self.draft.vid for move in current.moves):
+        if any(layout.split_version(move.version)[0] == self.draft.vid for move in current.moves):
             return True
         try:
             there = yield from committed_steps(
@@ -371,7 +362,7 @@ def publish_steps(
             raise
         # Restore files that somebody deleted from the version. Otherwise we would report success
         # for a version that nobody can read. Costs one listing if nothing is missing.
-        folder = version_folder(manifest.dataset, manifest.version)
+        folder = layout.version_folder(manifest.dataset, manifest.version)
         listed = yield from ask(ObjectStore.list, f"{folder}/")
         present, named = {info.key for info in listed}, {entry.key for entry in manifest.files}
         missing = tuple(
@@ -406,14 +397,14 @@ def find_slot_steps(dataset: str, vid: str) -> Steps[tuple[Manifest | None, int]
     A new generation starts only after a tombstone, so the first slot without a tombstone decides.
     """
     for generation in itertools.count():
-        slot = yield from read_slot_steps(dataset, version_name(vid, generation))
+        slot = yield from read_slot_steps(dataset, layout.version_name(vid, generation))
         if not isinstance(slot, Tombstone):
             return slot, generation
     raise AssertionError("unreachable: generations do not end")
 
 
 def _key(manifest: Manifest, entry: FileEntry) -> str:
-    return file_key(manifest.dataset, manifest.version, entry.key)
+    return layout.file_key(manifest.dataset, manifest.version, entry.key)
 
 
 def _commit_steps(ours: Manifest) -> Steps[tuple[Manifest | None, bool]]:
@@ -424,7 +415,7 @@ def _commit_steps(ours: Manifest) -> Steps[tuple[Manifest | None, bool]]:
     """
     created = True
     try:
-        key = manifest_key(ours.dataset, ours.version)
+        key = layout.manifest_key(ours.dataset, ours.version)
         yield from ask(ObjectStore.put_create, key, ours.to_bytes())
     except PreconditionFailedError:  # another publisher, a tombstone, or our own lost success
         created = False

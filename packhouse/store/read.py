@@ -37,15 +37,7 @@ from packhouse.pack.layout import (
     published_schema,
     supervised_names,
 )
-from packhouse.store.layout import (
-    check_name,
-    file_key,
-    is_version,
-    parse_address,
-    pinned,
-    split_pinned,
-    tokenizer_key,
-)
+from packhouse.store import layout
 from packhouse.store.manifest import (
     FileEntry,
     Manifest,
@@ -82,7 +74,7 @@ class OpenVersion:
     @property
     def pinned(self) -> str:
         """`<version>#<digest>`, which only this manifest matches."""
-        return pinned(self.version, self.manifest.manifest_id)
+        return layout.pinned(self.version, self.manifest.manifest_id)
 
     @property
     def address(self) -> str:
@@ -96,7 +88,7 @@ class OpenVersion:
 
     def key(self, entry: FileEntry) -> str:
         """Return the key of a file under the store's root."""
-        return file_key(self.dataset, self.version, entry.key)
+        return layout.file_key(self.dataset, self.version, entry.key)
 
     def uri(self, entry: FileEntry) -> str:
         """Return the address of a file, for readers with their own client."""
@@ -197,7 +189,7 @@ def open_address(text: str, name: str = "latest") -> OpenVersion:
             f"'{text}' is a file, not a version. Run `packhouse init {text} --tokenizer NAME` to "
             "write a recipe for it; `packhouse inspect` of the recipe shows its rows"
         )
-    address = parse_address(text)
+    address = layout.parse_address(text)
     if "latest" not in (address.name, name) and address.name != name:
         raise ConfigError(
             f"'{text}' has version '{address.name}', but version is '{name}'. Pass only one"
@@ -231,7 +223,7 @@ def open_dataset(text: str) -> tuple[ObjectStore, str]:
     Raises:
         ConfigError: The address includes a version.
     """
-    address = parse_address(text)
+    address = layout.parse_address(text)
     if "@" in text.rpartition("/")[2]:
         raise ConfigError(f"'{text}' is the address of a version. Use ROOT/DATASET")
     return open_store(address.root), address.dataset
@@ -239,9 +231,9 @@ def open_dataset(text: str) -> tuple[ObjectStore, str]:
 
 def resolve_steps(dataset: str, name: str) -> Steps[Manifest]:
     """Resolve a name to a manifest. Unless pinned, refs win over version IDs of the same name."""
-    name, recorded = split_pinned(name)
+    name, recorded = layout.split_pinned(name)
     manifest = None
-    if is_version(name):
+    if layout.is_version(name):
         manifest = yield from committed_steps(dataset, name)
     elif not recorded:
         ref, _ = yield from read_ref_steps(dataset, name)
@@ -260,8 +252,8 @@ def resolve_steps(dataset: str, name: str) -> Steps[Manifest]:
 def scan_versions(store: ObjectStore, dataset: str) -> tuple[list[Manifest], list[IntegrityError]]:
     """Return all readable committed versions, sorted by name, and the errors of the others."""
     versions, damaged = [], []
-    for version in store.list_folders(f"{check_name('dataset', dataset)}/v/"):
-        if is_version(version):
+    for version in store.list_folders(f"{layout.check_name('dataset', dataset)}/v/"):
+        if layout.is_version(version):
             try:
                 versions.append(run(store, committed_steps(dataset, version)))
             except IntegrityError as error:
@@ -340,7 +332,7 @@ def verify_version(opened: OpenVersion, *, num_threads: int = 4) -> VerifyReport
     try:
         kept = fetch_tokenizer(opened.store, fingerprint)
         if kept is None and manifest.facts.provenance.keeps_tokenizer:
-            key = tokenizer_key(fingerprint)
+            key = layout.tokenizer_key(fingerprint)
             problems.append(f"the tokenizer '{key}' is missing. Publish the version again")
     except IntegrityError as error:
         problems.append(str(error))

@@ -7,9 +7,9 @@ belong there, or nowhere. A `digest` of the whole document detects any damaged b
 
 A manifest comes from a store, so it is validated like any other input. `FileEntry` and `Manifest`
 check their fields when they are created, by a publisher or by `parse_slot`, and the bytes must be
-exactly those that the parsed manifest would write. So an added field, a duplicate JSON key or a
-wrong `manifest_id` is refused, and readers can safely join keys to paths. Facts are kept as they
-are in the document; `Manifest.facts` has typed values of those that the program reads.
+exactly those that the parsed manifest would write. So readers can safely join keys to paths. Facts
+are kept as they are in the document; `Manifest.facts` has typed values of those that the program
+reads.
 """
 
 import json
@@ -569,6 +569,7 @@ def parse_slot(data: bytes, where: str = "manifest.json") -> Manifest | Tombston
             files = tuple(FileEntry(**entry) for entry in document["files"])
             names = ("dataset", "vid", "generation", "schema", "schema_fingerprint", "provenance")
             slot = Manifest(files=files, **{name: document[name] for name in (*names, *FACTS)})
+        # So an added field, a duplicate JSON key or a wrong `manifest_id` is refused too.
         if slot.to_bytes() != data:
             raise ConfigError("its digest, manifest_id or format does not match its content")
     except (ConfigError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

@@ -58,8 +58,9 @@ def error_of_answer(
             f"{place}: the store answers 501 to a conditional write, which safe publishing needs. "
             "Use another store, and check it with `packhouse doctor storage`"
         )
-    if not status:
+    if not status:  # no response, so the write may or may not have happened
         return TransientError(f"{place}: {detail}", key=key)
+    # 409 means that another write of the same key is in progress. boto3, s3fs and obstore do not retry it.
     if status in (408, 409, 429) or status >= 500 or code in _AGAIN:
         return TransientError(f"{place}: {status} {code}", key=key, status=status, code=code)
     if status in (401, 403) or code in _DENIED:

@@ -128,12 +128,10 @@ def fetch_tokenizer(store: ObjectStore, fingerprint: str) -> dict[str, bytes] | 
 
 
 def _parse(data: bytes, key: str, fingerprint: str) -> dict[str, bytes]:
-    """Parse untrusted bytes into files, in memory.
-
-    Unpacks at most `_MAX_BYTES`.
-    """
-    unpacker = zlib.decompressobj(wbits=31)
+    """Parse untrusted bytes into files, in memory."""
+    unpacker = zlib.decompressobj(wbits=31)  # gzip only
     try:
+        # One byte over the limit is enough to refuse it; the rest could be gigabytes.
         document = unpacker.decompress(data, _MAX_BYTES + 1)
     except zlib.error:
         document = b""
@@ -162,7 +160,7 @@ def _parse(data: bytes, key: str, fingerprint: str) -> dict[str, bytes]:
     return files
 
 
-_HASHING_THREADS = 4
+_HASHING_THREADS = 4  # hashlib releases the GIL
 
 # Each file's entry in the manifest, with the local file.
 Uploads = tuple[tuple[FileEntry, FileBody], ...]
@@ -266,6 +264,7 @@ def publish_version(
             card.write_text(dataset_card(draft), encoding="utf-8")
             uploads += name_files([LocalFile(card, "all", kind="card")])
             draft = replace(draft, files=tuple(entry for entry, _ in uploads))
+        # Before the upload, so that a version that is refused leaves nothing in the store.
         keeper = _Gatekeeper(draft, gate)
         held_back = ref is not None and not run(store, keeper.first_look(ref))
         if tokenizer is not None and draft.tokenizer_fingerprint:
@@ -374,6 +373,7 @@ def publish_steps(
             yield All(missing)
     while manifest is None:
         ours = replace(draft, generation=generation)
+        # Data comes first: readers find it through the manifest, which is the commit.
         yield All(tuple(put_data(_key(ours, entry), body) for entry, body in uploads))
         manifest, created = yield from _commit_steps(ours)
         if manifest is None:  # garbage collection took the slot during the upload

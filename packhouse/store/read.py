@@ -116,7 +116,7 @@ class OpenVersion:
                     run(self.store, download(self.key(entry), partial, entry.size))
                     if file_sha256(partial) == entry.sha256:
                         return partial.replace(path)
-                    os.truncate(partial, 0)
+                    os.truncate(partial, 0)  # not deleted, because others wait for its lock
         except ObjectNotFoundError:
             raise self.gone(entry) from None
         except OSError as error:
@@ -307,6 +307,7 @@ def pull_version(
         tokenizer = fetch_tokenizer(opened.store, opened.manifest.tokenizer_fingerprint) or {}
         for name, content in tokenizer.items():
             write_whole(dest / "tokenizer" / name, content)
+    # Last, so that a folder with a manifest is complete.
     staged = dest / ".manifest.json.partial"
     with _alone(staged):
         staged.write_bytes(opened.manifest.to_bytes())
@@ -491,6 +492,7 @@ def _stored_batches(
 ) -> Iterator[pa.RecordBatch]:
     try:
         if path.suffix == ".parquet":
+            # Without page checksums, pyarrow returns the values of a flipped bit silently.
             with pq.ParquetFile(path, page_checksum_verification=True) as file:
                 if entry is not None:
                     check_footer(file.metadata, entry)
@@ -505,6 +507,7 @@ def _stored_batches(
                 if read != due:  # the footer has no checksum, and a flipped bit can hide values
                     raise pa.ArrowInvalid(f"it has {read:,} rows, but its footer says {due:,}")
         elif path.suffix == ".jsonl":
+            # Types come from our schema: pyarrow would guess them from the first block.
             with path.open("rb") as lines:
                 first = lines.readline()
                 longest = max(map(len, lines), default=0)

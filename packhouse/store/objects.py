@@ -60,7 +60,7 @@ def error_of_answer(
         )
     if not status:  # no response, so the write may or may not have happened
         return TransientError(f"{place}: {detail}", key=key)
-    # 409 means that another write of the same key is in progress. boto3, s3fs and obstore do not retry it.
+    # 409: another write of the same key is in progress. boto3, s3fs and obstore do not retry it.
     if status in (408, 409, 429) or status >= 500 or code in _AGAIN:
         return TransientError(f"{place}: {status} {code}", key=key, status=status, code=code)
     if status in (401, 403) or code in _DENIED:

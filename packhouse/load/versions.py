@@ -518,7 +518,7 @@ def load_preferences(
         usable = "'trl' or 'packed'" if kind == "kto" else "'trl', 'reward' or 'packed'"
         raise ConfigError(f"form {form!r:.40} is not available for `format: {kind}`. Use {usable}.")
     folder = cache_folder(cache)
-    convert = preference_names if form == "packed" else _CONVERT[kind, form]
+    convert = {"packed": preference_names, "reward": reward_columns}.get(form, preference_columns)
     paths = [mapped_file(opened, entry, folder, verify, convert) for entry in entries]
     return map_rows(paths, f"packhouse {opened.dataset} {opened.version} {split}")
 
@@ -604,10 +604,3 @@ class _Sequences:
 
 def _every(values: pa.Array, first: int, step: int) -> pa.Array:
     return values.take(pa.array(np.arange(first, len(values), step)))
-
-
-_CONVERT = {
-    ("pairs", "trl"): preference_columns,
-    ("pairs", "reward"): reward_columns,
-    ("kto", "trl"): preference_columns,
-}

@@ -165,9 +165,7 @@ def export_version(
         }
         text = json.dumps(marker, sort_keys=True, indent=2)
         (staged / MARKER).write_text(text + "\n", encoding="utf-8")
-        if dest.exists():
-            dest.rmdir()
-        os.replace(staged, dest)
+        os.replace(staged, dest)  # fails if `dest` has files by now
     except OSError as error:
         raise ConfigError(
             f"cannot write the export to '{dest}': {error.strerror or error}. Free space, or "

@@ -105,6 +105,7 @@ class PackedCollator:
             lengths = np.append(lengths, pad)  # an extra record, so that no other attends to it
         bounds = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
         longest = int(lengths.max())
+        # No attention_mask: with a mask of ones, transformers 5 lets records attend to each other.
         batch: Batch = {
             "input_ids": torch.from_numpy(ids)[None],
             "labels": torch.from_numpy(labels)[None],
@@ -219,6 +220,7 @@ class PaddedCollator:
                 line[start : start + len(part)] = part
             return torch.from_numpy(out)
 
+        # Padding is masked by length, not by id: if the pad token is EOS, real EOS stay trained.
         ids = [row.input_ids for row in read]
         batch = {
             "input_ids": rectangle(ids, self.pad_token_id),

@@ -49,7 +49,7 @@ from packhouse.store import FileEntry, OpenVersion, open_store
 # Indices into the state shared between processes. From `_ENDED` on: 1 for each reader of the pass
 # (each worker, or the process itself) that has reached the end of its part.
 _EPOCH, _START, _NUM_WORKERS, _ENDED = range(4)
-_MOST_WORKERS = 4096
+_MOST_WORKERS = 4096  # 8 bytes each of shared memory
 
 
 class StreamingPackedDataset(torch.utils.data.IterableDataset):
@@ -231,6 +231,7 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):
             if row // self._batch_size % (num_workers or 1) == number
         )
         self._seen, skip, self._skip = self._skip, self._skip, 0
+        # `places` counts this worker's rows only, so rows before a resume are skipped here.
         rows = map(Reader(self, self.epoch).row, islice(places, skip, None))
         # Not a generator itself, so that everything above runs when the pass begins.
         return self._pass(rows, number)
@@ -457,6 +458,7 @@ class RowGroups:
         if self._parquet is None:
             table = pa.Table.from_batches([self._batches[group]])
             return table if columns is None else table.select(columns)
+        # One row group is about 2 M tokens or 16 MB, and each lane holds one.
         try:
             table = self._parquet.read_row_group(group, columns)
         except MemoryError:  # Arrow's is a subclass

@@ -33,7 +33,7 @@ from packhouse.errors import PackhouseError
 from packhouse.recipe import Recipe
 from packhouse.run.cache import StepStore
 from packhouse.store import open_store
-from packhouse.store.gc import collect_steps, find_garbage
+from packhouse.store.gc import collect_steps, find_garbage_steps
 from packhouse.store.protocol import run
 from packhouse.system.disks import default_cache
 from tasks.guard import allowed_recipe, place_of
@@ -52,7 +52,7 @@ def clean_up(flow: object, flow_run: FlowRun, state: State[Any]) -> None:
     store = open_store(recipe.publish.store)
     found = [
         item
-        for item in find_garbage(store, recipe.dataset, grace_s=0)
+        for item in run(store, find_garbage_steps(recipe.dataset, 0))
         if item.reason == "abandoned"
     ]
     objects = sum(run(store, collect_steps(item)) for item in found)

@@ -3,8 +3,6 @@
 import math
 import time
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -114,21 +112,30 @@ def gc_command(
     most_bytes = None if max_gb is None else int(max_gb * 10**9)
     oldest = time.time() - grace_hours * 3600
     found = list_steps(place)
-    kept = find_unfinished(place, found)
-    chosen = list(kept.steps) if unfinished else []
+    holds = hold_files(place)
+    # A hold without an end belongs to a run that is still going on.
+    running = {key for hold in holds if hold.until is None for key in hold.keys}
+    ended = [hold for hold in holds if hold.until is not None]
+    held_keys = {key for hold in ended for key in hold.keys} - running
+    kept = [entry for entry in found if entry.key in held_keys and not entry.is_used]
+    chosen = list(kept) if unfinished else []
     rest = [entry for entry in found if entry not in chosen]
     chosen += choose_steps(rest, most_bytes, oldest=oldest)
-    if unfinished and delete and kept.steps:
+    if unfinished and delete and kept:
         with disk_errors(place):
             forget_tries(place)
     freed = remove_steps(place, chosen) if delete else 0
     num_bytes = sum(entry.num_bytes for entry in chosen)
-    kept_bytes = sum(entry.num_bytes for entry in kept.steps)
-    until = kept.until and kept.until.isoformat(sep=" ", timespec="minutes")
+    kept_bytes = sum(entry.num_bytes for entry in kept)
+    num_runs = len({hold.version_id for hold in ended})  # attempts at one version count once
+    released = max((hold.until or 0.0 for hold in ended), default=None)
+    until = None
+    if released is not None:
+        until = datetime.fromtimestamp(released, UTC).isoformat(sep=" ", timespec="minutes")
     if as_json:
         removable = [{"step": e.step, "key": e.key, "bytes": e.num_bytes} for e in chosen]
         facts = {"dry_run": not delete, "bytes": num_bytes, "freed": freed, "steps": removable}
-        held = {"runs": kept.num_runs, "bytes": kept_bytes, "until": until}
+        held = {"runs": num_runs, "bytes": kept_bytes, "until": until}
         echo_json(facts | {"unfinished": held})
         return
     if chosen:
@@ -138,39 +145,12 @@ def gc_command(
         )
     verb = f"{counted(freed, 'byte')} freed" if delete else "nothing deleted (add --delete)"
     echo(f"{counted(num_bytes, 'byte')} in {counted(len(chosen), 'job')}: {verb}")
-    if kept.steps and not unfinished:
-        runs = counted(kept.num_runs, "unfinished run")
+    if kept and not unfinished:
+        runs = counted(num_runs, "unfinished run")
         echo(
-            f"{counted(kept_bytes, 'byte')} in {counted(len(kept.steps), 'job')}: kept for {runs} "
+            f"{counted(kept_bytes, 'byte')} in {counted(len(kept), 'job')}: kept for {runs} "
             f"to continue, at most until {until}. To delete them too, add --unfinished."
         )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Unfinished:
-    """Steps kept for failed or killed runs, so that their next attempts can continue."""
-
-    num_runs: int
-    """Attempts at the same version count as one."""
-    steps: tuple[Cached, ...]
-    """Steps that no other run needs."""
-    until: datetime | None
-    """When the last of them is released, in UTC; None if there is none."""
-
-
-def find_unfinished(cache: Path, found: Sequence[Cached]) -> Unfinished:
-    """Return the steps in `found` that only unsuccessful runs hold."""
-    files = hold_files(cache)
-    # A hold without an end belongs to a run that is still going on.
-    running = {key for file in files if file.until is None for key in file.keys}
-    ended = [file for file in files if file.until is not None]
-    keys = {key for file in ended for key in file.keys} - running
-    until = max((file.until or 0.0 for file in ended), default=None)
-    return Unfinished(
-        num_runs=len({file.version_id for file in ended}),
-        steps=tuple(each for each in found if each.key in keys and not each.is_used),
-        until=None if until is None else datetime.fromtimestamp(until, UTC),
-    )
 
 
 def _json(entries: list[Cached]) -> dict[str, object]:

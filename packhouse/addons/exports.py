@@ -18,7 +18,6 @@ An export is written next to its destination and then moved, so it is complete o
 `publish.exports` already contains these files, and its export is a verified copy of them.
 """
 
-import itertools
 import json
 import os
 import shutil
@@ -165,9 +164,7 @@ def export_version(
         }
         text = json.dumps(marker, sort_keys=True, indent=2)
         (staged / MARKER).write_text(text + "\n", encoding="utf-8")
-        if dest.exists():
-            dest.rmdir()
-        os.replace(staged, dest)
+        os.replace(staged, dest)  # fails if `dest` has files by now
     except OSError as error:
         raise ConfigError(
             f"cannot write the export to '{dest}': {error.strerror or error}. Free space, or "
@@ -300,7 +297,7 @@ def write_export(
     preferences: str | None = None,
     num_shards: int = 1,
     num_rows: int = 0,
-) -> list[Path]:
+) -> None:
     """Write one split of expanded rows in a trainer's format to an existing folder.
 
     Args:
@@ -318,9 +315,6 @@ def write_export(
             differ by at most one row.
         num_rows: total rows of all batches, needed for several shards.
 
-    Returns:
-        The files, sorted by name.
-
     Raises:
         ConfigError: the format cannot represent labels or preferences of the rows, or there are
             more shards than rows.
@@ -331,7 +325,6 @@ def write_export(
             f"format '{export_format}' would train the rejected answers of `format: "
             f"{preferences}` like chosen ones. Export to 'trl'."
         )
-    before = set(folder.rglob("*"))
     write = _WRITERS[export_format]
     settings = {"multiple": multiple, "seq_len": seq_len} if export_format == "megatron" else {}
     if preferences:
@@ -341,7 +334,6 @@ def write_export(
     parts = _parts(batches, num_rows, num_shards)
     for name, part in zip(shard_names(split, num_shards), parts, strict=True):
         write(part, name, folder, **settings)
-    return sorted(path for path in set(folder.rglob("*")) - before if path.is_file())
 
 
 def shard_names(name: str, num_shards: int) -> list[str]:
@@ -419,12 +411,11 @@ def write_published_export(
     staged.mkdir()
     written = []
     pack = work.recipe.pack
-    by_set = itertools.groupby(data, key=lambda pair: (pair[0].split, pair[0].source))
+    by_set = groupby(data, key=lambda pair: (pair[0].split, pair[0].source))
     for (split, source), files in by_set:
         own = list(files)
-        paths = [receipt.path(file.name) for file, receipt in own]
-        for path in write_export(
-            itertools.chain.from_iterable(map(read_rows, paths)),
+        write_export(
+            chain.from_iterable(read_rows(receipt.path(file.name)) for file, receipt in own),
             parameters.format,
             set_name(split, source),
             staged,
@@ -433,7 +424,8 @@ def write_published_export(
             preferences=work.recipe.preferences,
             num_shards=parameters.shards,
             num_rows=sum(file.rows for file, _ in own),
-        ):
+        )
+        for path in sorted(path for path in staged.rglob("*") if path.is_file()):
             inner = path.relative_to(staged).as_posix()
             name = f"{parameters.format}-{inner.replace('/', '-')}"
             os.replace(path, folder / name)

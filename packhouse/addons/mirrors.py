@@ -18,14 +18,14 @@ one: point them to the same cache folder instead.
 
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from packhouse.errors import (
     ConfigError,
@@ -38,10 +38,8 @@ from packhouse.errors import (
 from packhouse.pack.layout import records_of
 from packhouse.recipe import Recipe
 from packhouse.run.cache import LOCK, AnyReceipt, StepStore, is_intact, parse_receipt
-from packhouse.store.contracts import read_batches
 from packhouse.store.layout import version_folder
 from packhouse.store.objects import (
-    FileBody,
     ObjectNotFoundError,
     ObjectStore,
     PreconditionFailedError,
@@ -49,15 +47,11 @@ from packhouse.store.objects import (
     open_store,
 )
 from packhouse.store.protocol import RetryPolicy, ask, download, run
-from packhouse.store.read import OpenVersion
+from packhouse.store.read import OpenVersion, read_batches
 from packhouse.system.disks import temporary_folder
 from packhouse.system.plugins import import_extra
 from packhouse.tokenize import load_snapshot, run_tokenizer
 from packhouse.tokenize.encoders import decode
-
-if TYPE_CHECKING:
-    from huggingface_hub import CommitOperationAdd, CommitOperationDelete
-
 
 MIRRORED_KINDS = ("data", "card")
 """Kinds of files that may leave the store; others may contain raw rows."""
@@ -96,7 +90,7 @@ def mirror_to_hub(opened: OpenVersion, uri: str) -> str:
         StoreError: the Hub refused it: no token or no permission.
         TransientError: the Hub cannot be reached.
     """
-    from huggingface_hub import HfApi
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
     from huggingface_hub.errors import HfHubHTTPError
 
     repo, api = parse_hub_uri(uri), HfApi()
@@ -108,13 +102,22 @@ def mirror_to_hub(opened: OpenVersion, uri: str) -> str:
         files["manifest.json"].write_bytes(opened.manifest.to_bytes())
         for _ in range(_MAX_TRIES):
             info = api.dataset_info(repo)
-            operations = _operations(files, {each.rfilename for each in info.siblings or ()})
-            if not operations:
+            present = {each.rfilename for each in info.siblings or ()}
+            old = {path for path in present if path.startswith("data/")}
+            data = {path for path in files if path.startswith("data/")}
+            # Data files are named by content, so equal names mean equal files.
+            if data == old and "manifest.json" in present:
                 return str(info.sha)
+            added = [
+                CommitOperationAdd(path_in_repo=path, path_or_fileobj=str(file))
+                for path, file in sorted(files.items())
+                if path not in old
+            ]
+            deleted = [CommitOperationDelete(path_in_repo=path) for path in sorted(old - data)]
             try:
                 committed = api.create_commit(
                     repo,
-                    operations,
+                    [*added, *deleted],
                     commit_message=f"{opened.dataset} {opened.version}",
                     repo_type="dataset",
                     parent_commit=info.sha,
@@ -128,27 +131,6 @@ def mirror_to_hub(opened: OpenVersion, uri: str) -> str:
     raise ConflictError(
         f"other commits to {uri} got in the way {_MAX_TRIES} times. Try again later."
     )
-
-
-def _operations(
-    files: Mapping[str, Path], present: Set[str]
-) -> "list[CommitOperationAdd | CommitOperationDelete]":
-    """Return the operations that leave exactly these data files, or none if they are there already.
-
-    Data files are named by content, so equal names mean equal files.
-    """
-    from huggingface_hub import CommitOperationAdd, CommitOperationDelete
-
-    data = {path for path in files if path.startswith("data/")}
-    old = {path for path in present if path.startswith("data/")}
-    if data == old and "manifest.json" in present:
-        return []
-    added = [
-        CommitOperationAdd(path_in_repo=path, path_or_fileobj=str(file))
-        for path, file in sorted(files.items())
-        if path not in old
-    ]
-    return [*added, *(CommitOperationDelete(path_in_repo=path) for path in sorted(old - data))]
 
 
 @contextmanager
@@ -372,11 +354,11 @@ class StepMirror:
         try:
             if not self.is_used or not self.is_written or self._has(f"{folder}/{_RECEIPT}"):
                 return
-            for name in sorted(receipt.files):
+            for name in (*sorted(receipt.files), _RECEIPT):
                 body = file_body(receipt.path(name))
-                _create(self.store, f"{folder}/{name}", body)
-            body = file_body(receipt.path(_RECEIPT))
-            _create(self.store, f"{folder}/{_RECEIPT}", body)
+                steps = ask(ObjectStore.put_create, f"{folder}/{name}", body)
+                with suppress(PreconditionFailedError):  # equal keys have equal content
+                    run(self.store, steps, retry=_RETRY)
             self.written.append(folder)
         except StoreError as error:  # a read-only key, as untrusted jobs have
             with self._lock:
@@ -454,10 +436,3 @@ def open_step_mirror(uri: str, cache: Path) -> StepMirror:
     """
     store = open_store(uri, read_timeout_s=_READ_TIMEOUT_S)
     return StepMirror(store=store, steps=StepStore(cache / "steps"))
-
-
-def _create(store: ObjectStore, key: str, body: FileBody) -> None:
-    try:
-        run(store, ask(ObjectStore.put_create, key, body), retry=_RETRY)
-    except PreconditionFailedError:
-        return  # there already: content is the same for the same key

@@ -12,9 +12,9 @@ tokens at a time.
 
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -27,9 +27,6 @@ from packhouse.pack.plan import STRATEGIES, PackPlan, plan_packs
 from packhouse.records.lists import count_up, list_items, list_offsets, one_chunk
 from packhouse.system.arrays import Int64s
 from packhouse.system.wording import counted
-
-if TYPE_CHECKING:
-    import datasets
 
 OverLength = Literal["error", "drop", "truncate", "split"]
 
@@ -148,22 +145,30 @@ def pack_dataset(
             tally=tally,
         )
         return type(dataset)({name: pack(part) for name, part in dataset.items()})
-    settings = _settings(seq_length, strategy, over_length, seed, balance)
+    packing = _packing(seq_length, strategy, over_length, seed, balance)
     tally = PackTally() if tally is None else tally
     options: dict[str, object] = dict(map_kwargs or {}) | {"batched": True}
     if isinstance(dataset, IterableDataset):
         kind = dataset._formatting and dataset._formatting.format_type
-        packing = _Packing(settings, tally)
         warn_of_packs()
-        return dataset.with_format("arrow").map(packing, **options).with_format(kind)
-    if not isinstance(dataset, Dataset):
-        dataset = Dataset(dataset) if isinstance(dataset, pa.Table) else _from_rows(dataset)
+        counting = replace(packing, tally=tally)
+        return dataset.with_format("arrow").map(counting, **options).with_format(kind)
+    if isinstance(dataset, pa.Table):
+        dataset = Dataset(dataset)
+    elif not isinstance(dataset, Dataset):
+        if isinstance(dataset, str | Mapping) or not isinstance(dataset, Iterable):
+            raise ConfigError(
+                f"a {type(dataset).__name__} is not an iterable of rows. Pass a list of rows."
+            )
+        dataset = Dataset.from_list(
+            [{name: np.asarray(each).tolist() for name, each in row.items()} for row in dataset]
+        )
     if not len(dataset):
         raise ContractError("there are no rows to pack")
     form = dataset.format
     rows = dataset.with_format("arrow")
-    settings.count(_lengths(rows[:]), tally)  # not in `map`, whose result may come from its cache
-    packed = rows.map(_Packing(settings), **{"batch_size": None} | options)
+    packing.count(_lengths(rows[:]), tally)  # not in `map`, whose result may come from its cache
+    packed = rows.map(packing, **{"batch_size": None} | options)
     if "seq_lengths" in packed.column_names:
         # Remember how packs begin, so that `enable_packing` can notice lost boundaries.
         watch_packs(first_packs(packed))
@@ -176,21 +181,9 @@ def pack_dataset(
     return packed.with_format(form["type"], columns, **form["format_kwargs"])
 
 
-def _from_rows(rows: Iterable[Any]) -> "datasets.Dataset":
-    from datasets import Dataset
-
-    if isinstance(rows, str | Mapping) or not isinstance(rows, Iterable):
-        raise ConfigError(
-            f"a {type(rows).__name__} is not an iterable of rows. Pass a list of rows."
-        )
-    return Dataset.from_list(
-        [{name: np.asarray(values).tolist() for name, values in row.items()} for row in rows]
-    )
-
-
 @dataclass(frozen=True)
-class _Settings:
-    """Settings that determine the packs of given rows; part of the fingerprint of `map`."""
+class _Packing:
+    """Packs one batch of rows; its settings are part of the fingerprint of `map`."""
 
     seq_length: int
     strategy: str
@@ -201,6 +194,48 @@ class _Settings:
     """Strategy name as passed by the caller."""
     version: int = 1
     """Increase it whenever the same rows give other packs: `map` caches results by it."""
+    tally: PackTally | None = None
+    """Counts each batch, if `map` reads rows only once, as with an `IterableDataset`."""
+
+    def __call__(self, table: pa.Table) -> pa.Table:
+        lengths = _lengths(table)
+        if self.tally is not None:
+            self.count(lengths, self.tally)
+        plan, rows, starts, sizes = self.plan(lengths)
+        begin = starts[plan.order] if plan.starts is None else plan.starts.astype(np.int64)
+        length = sizes[plan.order] if plan.ends is None else (plan.ends - begin).astype(np.int64)
+        # So far `begin` counts within a row. Add the position of the row in the flat column.
+        begin += (np.cumsum(lengths) - lengths)[rows[plan.order]]
+        values = {name: list_items(table[name])[0] for name in table.column_names}
+        parts: dict[str, list[pa.Array]] = {name: [] for name in values}
+        step = max(1, _BLOCK_TOKENS // plan.seq_len)
+        for first in range(0, max(plan.num_packs, 1), step):
+            bounds = plan.pack_offsets[first : first + step + 1]
+            own = slice(int(bounds[0]), int(bounds[-1]))
+            ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(length[own])])
+            # Pieces of 3 and 2 tokens at 10 and 4: tokens 10, 11, 12, 4, 5.
+            index = np.repeat(begin[own] - ends[:-1], length[own])
+            index += np.arange(len(index))
+            of_packs = pa.array(ends[bounds - bounds[0]])
+            for name, flat in values.items():
+                taken = flat.take(pa.array(index))
+                # A first token must not be a target: it would be predicted across a boundary.
+                if name == "labels":
+                    is_first = np.zeros(len(index), np.bool_)
+                    is_first[ends[:-1]] = True
+                    ignored = pa.scalar(IGNORE_INDEX, taken.type)
+                    taken = pc.if_else(pa.array(is_first), ignored, taken)
+                kind = table.schema.field(name).type
+                is_large = pa.types.is_large_list(kind)
+                lists = pa.LargeListArray if is_large else pa.ListArray
+                offsets = of_packs.cast(pa.int64() if is_large else pa.int32())
+                parts[name].append(lists.from_arrays(offsets, taken))
+        columns = {name: pa.chunked_array(arrays) for name, arrays in parts.items()}
+        if self.name != "wrapped":
+            packs = pa.array(plan.pack_offsets.astype(np.int32))
+            seq_lengths = pa.ListArray.from_arrays(packs, pa.array(length.astype(np.int32)))
+            columns["seq_lengths"] = pa.chunked_array([seq_lengths])
+        return pa.table(columns)
 
     def plan(self, lengths: Int64s) -> tuple[PackPlan, Int64s, Int64s, Int64s]:
         """Return a plan over pieces, and the row, first token and length of each piece."""
@@ -258,9 +293,9 @@ class _Settings:
             )
 
 
-def _settings(
+def _packing(
     seq_length: int, name: str, over_length: OverLength | None, seed: int | None, balance: int
-) -> _Settings:
+) -> _Packing:
     if name not in _KNOWN:
         raise ConfigError(f"unknown strategy '{name}'; known: {', '.join(_KNOWN)}")
     if over_length not in (None, "error", "drop", "truncate", "split"):
@@ -275,54 +310,7 @@ def _settings(
     if seq_length < 1:
         raise ConfigError(f"seq_length must be positive, got {seq_length}")
     strategy, policy = _OF_TRL.get(name, (name, over_length or "error"))
-    return _Settings(seq_length, strategy, policy, seed, balance, name)
-
-
-class _Packing:
-    """Packs one batch of rows; the function passed to `map`."""
-
-    def __init__(self, settings: _Settings, tally: PackTally | None = None) -> None:
-        self.settings, self.tally = settings, tally
-
-    def __call__(self, table: pa.Table) -> pa.Table:
-        lengths = _lengths(table)
-        if self.tally is not None:
-            self.settings.count(lengths, self.tally)
-        plan, rows, starts, sizes = self.settings.plan(lengths)
-        begin = starts[plan.order] if plan.starts is None else plan.starts.astype(np.int64)
-        length = sizes[plan.order] if plan.ends is None else (plan.ends - begin).astype(np.int64)
-        # So far `begin` counts within a row. Add the position of the row in the flat column.
-        begin += (np.cumsum(lengths) - lengths)[rows[plan.order]]
-        values = {name: list_items(table[name])[0] for name in table.column_names}
-        parts: dict[str, list[pa.Array]] = {name: [] for name in values}
-        step = max(1, _BLOCK_TOKENS // plan.seq_len)
-        for first in range(0, max(plan.num_packs, 1), step):
-            bounds = plan.pack_offsets[first : first + step + 1]
-            own = slice(int(bounds[0]), int(bounds[-1]))
-            ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(length[own])])
-            # Pieces of 3 and 2 tokens at 10 and 4: tokens 10, 11, 12, 4, 5.
-            index = np.repeat(begin[own] - ends[:-1], length[own])
-            index += np.arange(len(index))
-            of_packs = pa.array(ends[bounds - bounds[0]])
-            for name, flat in values.items():
-                taken = flat.take(pa.array(index))
-                # A first token must not be a target: it would be predicted across a boundary.
-                if name == "labels":
-                    is_first = np.zeros(len(index), np.bool_)
-                    is_first[ends[:-1]] = True
-                    ignored = pa.scalar(IGNORE_INDEX, taken.type)
-                    taken = pc.if_else(pa.array(is_first), ignored, taken)
-                kind = table.schema.field(name).type
-                is_large = pa.types.is_large_list(kind)
-                lists = pa.LargeListArray if is_large else pa.ListArray
-                offsets = of_packs.cast(pa.int64() if is_large else pa.int32())
-                parts[name].append(lists.from_arrays(offsets, taken))
-        columns = {name: pa.chunked_array(arrays) for name, arrays in parts.items()}
-        if self.settings.name != "wrapped":
-            packs = pa.array(plan.pack_offsets.astype(np.int32))
-            seq_lengths = pa.ListArray.from_arrays(packs, pa.array(length.astype(np.int32)))
-            columns["seq_lengths"] = pa.chunked_array([seq_lengths])
-        return pa.table(columns)
+    return _Packing(seq_length, strategy, policy, seed, balance, name)
 
 
 def _lengths(table: pa.Table) -> Int64s:

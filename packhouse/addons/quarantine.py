@@ -43,8 +43,7 @@ from packhouse.run.chain import plan_jobs
 from packhouse.run.given import read_recipe
 from packhouse.run.rendering import run_template, try_rows
 from packhouse.store import OpenVersion
-from packhouse.store.contracts import read_batches
-from packhouse.store.read import open_address
+from packhouse.store.read import open_address, read_batches
 from packhouse.system.disks import temporary_folder
 from packhouse.system.escaping import for_terminal
 from packhouse.system.terminal import echo, print_note, print_text

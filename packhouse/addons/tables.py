@@ -29,11 +29,11 @@ import sqlite3
 import tempfile
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 from urllib.parse import quote
-from xml.parsers import expat
+from xml.etree import ElementTree
 
 import pyarrow as pa
 import pyarrow.ipc
@@ -205,7 +205,7 @@ def find_faults(file: IO[bytes], max_cells: int) -> dict[str, Faults]:
                 found = _of_xlsx(book, parts, max_cells)
             else:
                 raise ValueError("it has neither xl/workbook.xml nor content.xml")
-    except (expat.ExpatError, zipfile.BadZipFile, OSError) as error:
+    except (ElementTree.ParseError, zipfile.BadZipFile, OSError) as error:
         raise ValueError(str(error)) from None
     return {name: faults for name, faults in found.items() if faults}
 
@@ -213,131 +213,96 @@ def find_faults(file: IO[bytes], max_cells: int) -> dict[str, Faults]:
 def _of_xlsx(book: zipfile.ZipFile, parts: dict[str, str], max_cells: int) -> dict[str, Faults]:
     """Return the bad cells of each sheet in an XLSX file."""
     links: dict[str, str] = {}
-    sheets: dict[str, str] = {}
-
-    def link(name: str, attributes: dict[str, str]) -> None:
-        if name == "Relationship":
-            links[attributes.get("Id", "")] = attributes.get("Target", "")
-
-    def sheet(name: str, attributes: dict[str, str]) -> None:
-        if name == "sheet":
-            ids = (value for key, value in attributes.items() if key.endswith(" id"))
-            sheets[attributes.get("name", "")] = links.get(next(ids, ""), "")
-
-    _parse(book, parts.get("xl/_rels/workbook.xml.rels"), link)
-    _parse(book, parts["xl/workbook.xml"], sheet)
+    if relations := parts.get("xl/_rels/workbook.xml.rels"):
+        for element in _elements(book, relations, "Relationship"):
+            links[element.get("Id", "")] = element.get("Target", "")
     found = {}
-    for name, target in sheets.items():
+    for element in _elements(book, parts["xl/workbook.xml"], "sheet"):
+        target = links.get(_attribute(element, "id"), "")
         path = target.replace("\\", "/").lstrip("/").lower()
         part = parts.get(path if path.startswith("xl/") else f"xl/{path}")
         # Searching bytes is fast; only sheets that may have bad cells are parsed.
         if part is not None and _is_marked(book, part):
-            cells = _XlsxCells(max_cells)
-            _parse(book, part, cells.start, cells.end, cells.text)
-            found[name] = cells.faults
+            found[element.get("name", "")] = _of_sheet(book, part, max_cells)
     return found
 
 
-class _XlsxCells:
-    """Finds bad cells from the XML elements of a sheet."""
-
-    def __init__(self, max_cells: int) -> None:
-        self.faults: Faults = {}
-        self._max_cells = max_cells
-        self._row = self._column = -1
-        self._kind = self._value = ""
-        self._is_formula = self._is_value = False
-
-    def start(self, name: str, attributes: dict[str, str]) -> None:
-        if name == "row":
-            self._row = int(attributes["r"]) - 1 if "r" in attributes else self._row + 1
-            self._column = -1
-        elif name == "c":
-            # The reference is optional: a cell without it follows the previous one.
-            place = attributes.get("r", "")
-            letters = place.rstrip("0123456789")
-            self._column = _column_of(letters) if letters else self._column + 1
-            self._row = int(place[len(letters) :]) - 1 if letters else self._row
-            self._kind, self._value, self._is_formula = attributes.get("t", ""), "", False
-        elif name == "f":
-            self._is_formula = True
-        self._is_value = name == "v"
-
-    def text(self, piece: str) -> None:
-        if self._is_value and len(self._value) < _MAX_TEXT:
-            self._value += piece.strip()
-
-    def end(self, name: str) -> None:
-        self._is_value = False
-        if name != "c":
-            return
-        is_missing = self._is_formula and not self._value and self._kind != "str"
-        if self._kind == "e" or is_missing:
-            _check_place(self._row, self._column, self._max_cells)
-            error = self._value[:_MAX_TEXT] or "#ERROR"
-            self.faults[self._row, self._column] = "" if is_missing else error
+def _of_sheet(book: zipfile.ZipFile, part: str, max_cells: int) -> Faults:
+    """Return the bad cells of a sheet in an XLSX file."""
+    faults: Faults = {}
+    row = -1
+    for element in _elements(book, part, "row"):
+        row, space = int(element.get("r", row + 2)) - 1, element.tag.removesuffix("row")
+        reference, num_after = "", 0  # a cell without a reference follows the previous one
+        for cell in element:
+            own = cell.get("r")
+            reference, num_after = (own, 0) if own else (reference, num_after + 1)
+            kind, is_formula = cell.get("t"), cell.find(f"{space}f") is not None
+            if kind == "e" or is_formula:
+                value = (cell.findtext(f"{space}v") or "").strip()
+                is_missing = is_formula and not value and kind != "str"
+                if kind == "e" or is_missing:
+                    number, before = _place_of(reference) if reference else (row, -1)
+                    place = number, before + num_after
+                    _check_place(*place, max_cells)
+                    faults[place] = "" if is_missing else value[:_MAX_TEXT] or "#ERROR"
+        row = _place_of(reference)[0] if reference else row
+    return faults
 
 
 def _of_ods(book: zipfile.ZipFile, part: str, max_cells: int) -> dict[str, Faults]:
-    if not _is_marked(book, part):
-        return {}
-    tables = _OdsTables(max_cells)
-    _parse(book, part, tables.start, tables.end, tables.text)
-    return tables.found
-
-
-class _OdsTables:
-    """Finds bad cells from the XML elements of all sheets; a row or a cell can be repeated."""
-
-    def __init__(self, max_cells: int) -> None:
-        self.found: dict[str, Faults] = {}
-        self._max_cells = max_cells
-        self._row, self._rows, self._column = 0, 1, 0
-        self._faults: Faults = {}
-        self._of_row: dict[int, str] = {}
-        self._cell: dict[str, str] = {}
-        self._text = ""
-        self._is_text = False
-
-    def start(self, name: str, attributes: dict[str, str]) -> None:
-        if name == "table":
-            self._row = 0
-            self._faults = self.found.setdefault(_attribute(attributes, "name"), {})
-        elif name == "table-row":
-            self._column, self._of_row = 0, {}
-            self._rows = _number(attributes, "number-rows-repeated")
-        elif name in ("table-cell", "covered-table-cell"):
-            self._cell, self._text = attributes, ""
-        self._is_text = name in ("p", "span", "a")
-
-    def text(self, piece: str) -> None:
-        if self._is_text and len(self._text) < _MAX_TEXT:
-            self._text += piece.strip()
-
-    def end(self, name: str) -> None:
-        self._is_text = False
-        if name in ("table-cell", "covered-table-cell"):
-            # One element can stand for many equal cells.
-            columns = _number(self._cell, "number-columns-repeated")
-            fault = self._fault()
-            last = self._column + columns
+    """Return the bad cells of each sheet in an ODS file; rows and cells can be repeated."""
+    found: dict[str, Faults] = {}
+    faults: Faults = {}
+    row = 0
+    marked = _elements(book, part, "table-row", "table") if _is_marked(book, part) else ()
+    for element in marked:
+        if _name(element) == "table":  # after its rows
+            found[_attribute(element, "name")] = faults
+            faults, row = {}, 0
+            continue
+        next_row = row + int(_attribute(element, "number-rows-repeated") or 1)
+        column, of_row = 0, dict[int, str]()
+        for cell in element:
+            last = column + int(_attribute(cell, "number-columns-repeated") or 1)
+            texts = [(e.text or "").strip() for e in cell.iter() if _name(e) in ("p", "span", "a")]
+            text, is_formula = "".join(texts)[:_MAX_TEXT], bool(_attribute(cell, "formula"))
+            # LibreOffice writes two: office:value-type="string" calcext:value-type="error".
+            kinds = [value for key, value in cell.items() if key.endswith("}value-type")]
+            fault = None
+            if "error" in kinds or (is_formula and _ODS_ERROR.fullmatch(text)):
+                fault = text or "#ERROR"
+            elif is_formula and not kinds and not text:
+                fault = ""
             if fault is not None:
-                _check_place(self._row + self._rows - 1, last - 1, self._max_cells)
-                self._of_row |= dict.fromkeys(range(self._column, last), fault)
-            self._column = last
-        elif name == "table-row":
-            last = self._row + self._rows
-            if self._of_row:
-                for row in range(self._row, last):
-                    self._faults |= {(row, column): f for column, f in self._of_row.items()}
-            self._row = last
+                _check_place(next_row - 1, last - 1, max_cells)
+                of_row |= dict.fromkeys(range(column, last), fault)
+            column = last
+        for number in range(row, next_row) if of_row else ():
+            faults |= {(number, place): fault for place, fault in of_row.items()}
+        row = next_row
+    return found
 
-    def _fault(self) -> str | None:
-        kinds = [value for key, value in self._cell.items() if key.endswith(" value-type")]
-        is_formula = any(key.endswith(" formula") for key in self._cell)
-        if "error" in kinds or (is_formula and _ODS_ERROR.fullmatch(self._text)):
-            return self._text[:_MAX_TEXT] or "#ERROR"
-        return "" if is_formula and not kinds and not self._text else None
+
+def _elements(book: zipfile.ZipFile, part: str, *names: str) -> Iterator[ElementTree.Element]:
+    """Yield the elements with one of these names, in any namespace, and then free their children.
+
+    A sheet may have 16 million cells, so it is never held as a whole.
+    """
+    with book.open(part) as file:
+        for _, element in ElementTree.iterparse(file):
+            if element.tag.endswith(names) and _name(element) in names:
+                yield element
+                element.clear()
+
+
+def _name(element: ElementTree.Element) -> str:
+    return element.tag.rpartition("}")[2]
+
+
+def _attribute(element: ElementTree.Element, name: str) -> str:
+    """Return the value of an attribute in any namespace; empty if it is missing."""
+    return next((value for key, value in element.items() if key.endswith(f"}}{name}")), "")
 
 
 def _check_place(row: int, column: int, max_cells: int) -> None:
@@ -347,26 +312,18 @@ def _check_place(row: int, column: int, max_cells: int) -> None:
         )
 
 
-def _attribute(attributes: dict[str, str], name: str) -> str:
-    """Return the value of an attribute in any namespace."""
-    return next((value for key, value in attributes.items() if key.endswith(f" {name}")), "")
-
-
-def _number(attributes: dict[str, str], name: str) -> int:
-    return int(_attribute(attributes, name) or 1)
-
-
-def _column_of(letters: str) -> int:
-    """Return the column number of letters, from 0.
+def _place_of(reference: str) -> tuple[int, int]:
+    """Return the row and column of a cell, from 0.
 
     Example:
-        >>> [_column_of(letters) for letters in ("A", "Z", "AA")]
-        [0, 25, 26]
+        >>> [_place_of(reference) for reference in ("A1", "Z3", "AA20")]
+        [(0, 0), (2, 25), (19, 26)]
     """
+    letters = reference.rstrip("0123456789")
     number = 0
     for letter in letters[:4].upper():
         number = 26 * number + ord(letter) - ord("A") + 1
-    return number - 1
+    return int(reference[len(letters) :]) - 1, number - 1
 
 
 def _is_marked(book: zipfile.ZipFile, part: str) -> bool:
@@ -378,25 +335,6 @@ def _is_marked(book: zipfile.ZipFile, part: str) -> bool:
             # Keep the end of the piece: a marker may be split between two pieces.
             before = piece[-16:]
     return False
-
-
-def _parse(
-    book: zipfile.ZipFile,
-    part: str | None,
-    start: Callable[[str, dict[str, str]], None],
-    end: Callable[[str], None] | None = None,
-    text: Callable[[str], None] | None = None,
-) -> None:
-    """Call the handlers for each element of a part, with its name without namespace."""
-    if part is None:
-        return
-    parser = expat.ParserCreate(namespace_separator=" ")
-    parser.StartElementHandler = lambda name, found: start(name.rpartition(" ")[2], found)
-    if end is not None and text is not None:
-        parser.EndElementHandler = lambda name: end(name.rpartition(" ")[2])
-        parser.CharacterDataHandler = text
-    with book.open(part) as file:
-        parser.ParseFile(file)
 
 
 DATABASES = {"sqlite": "SQLite", "duckdb": "DuckDB"}

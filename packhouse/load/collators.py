@@ -105,6 +105,7 @@ class PackedCollator:
             lengths = np.append(lengths, pad)  # an extra record, so that no other attends to it
         bounds = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
         longest = int(lengths.max())
+        # No attention_mask: with a mask of ones, transformers 5 lets records attend to each other.
         batch: Batch = {
             "input_ids": torch.from_numpy(ids)[None],
             "labels": torch.from_numpy(labels)[None],
@@ -219,6 +220,7 @@ class PaddedCollator:
                 line[start : start + len(part)] = part
             return torch.from_numpy(out)
 
+        # Padding is masked by length, not by id: if the pad token is EOS, real EOS stay trained.
         ids = [row.input_ids for row in read]
         batch = {
             "input_ids": rectangle(ids, self.pad_token_id),
@@ -284,7 +286,23 @@ class ClassificationCollator(PaddedCollator):
             ContractError: a row has no `label`, or its `label` is not an integer.
             SequenceTooLongError: a row does not fit, and `too_long` is `error`.
         """
-        classes = [_read_class(row, number) for number, row in enumerate(rows)]
+        classes = []
+        for number, row in enumerate(rows):
+            label = row.get("label")
+            if label is None:
+                raise ContractError(
+                    f"row {number} has no label. Use another collator unless this is "
+                    "classification data.",
+                    row=number,
+                )
+            value = np.asarray(label)
+            if value.ndim or value.dtype.kind not in "iub":
+                raise ContractError(
+                    f"row {number} has a label of type {type(label).__name__}. Convert class "
+                    "names to one integer per row.",
+                    row=number,
+                )
+            classes.append(int(value))
         not_text = ("label", "labels", "trained_ranges", "loss_weights")
         texts = [{k: v for k, v in row.items() if k not in not_text} for row in rows]
         return super().__call__(texts) | {"labels": torch.tensor(classes, dtype=torch.int64)}
@@ -317,23 +335,6 @@ def _read_rows(rows: Sequence[Mapping[str, Any]], whole_rows: bool) -> list[Row]
     if not rows:
         raise ContractError("a batch of 0 rows was passed. Pass at least one row.")
     return [read_row(row, whole_rows=whole_rows, where=f"row {n}") for n, row in enumerate(rows)]
-
-
-def _read_class(row: Mapping[str, Any], number: int) -> int:
-    label = row.get("label")
-    if label is None:
-        raise ContractError(
-            f"row {number} has no label. Use another collator unless this is classification data.",
-            row=number,
-        )
-    value = np.asarray(label)
-    if value.ndim or value.dtype.kind not in "iub":
-        raise ContractError(
-            f"row {number} has a label of type {type(label).__name__}. Convert class names to one "
-            "integer per row.",
-            row=number,
-        )
-    return int(value)
 
 
 def _loss_weights(

@@ -154,7 +154,7 @@ class PackedDataset(torch.utils.data.Dataset):
         if self._settings is None:
             return
         seq_len, strategy, seed, multiple, balance = self._settings
-        if epoch and seed is not None:
+        if epoch and seed is not None:  # epoch 0 keeps `seed`, and so the packs of a version
             seed = splitmix64(splitmix64(seed & (2**64 - 1)) ^ epoch) >> 1
         self._plan = plan_packs(self._lengths, seq_len, strategy, seed, multiple, balance)
         self._order = self._kept[self._plan.order]

@@ -98,7 +98,11 @@ def read_row(row: Mapping[str, Any], *, whole_rows: bool = False, where: str = "
         raise EmptyRowError(f"{where} has no tokens. Remove empty rows.")
     lengths = _record_lengths(row, len(ids), mask, whole_rows, where)
     spans = row.get("trained_ranges")
-    ranges = None if spans is None else _range_bounds(spans)
+    ranges: tuple[Ints, Ints] | None = spans if isinstance(spans, tuple) else None
+    if spans is not None and ranges is None:  # a list of dicts
+        bounds = [(each["start"], each["end"]) for each in spans]
+        starts, ends = np.array(bounds, dtype=np.int64).reshape(-1, 2).T
+        ranges = starts, ends
     given = _read_column(row, "labels", where, len(ids))
     if given is not None:
         labels = given.copy()
@@ -221,15 +225,6 @@ def _record_lengths(
 def _run_lengths(is_cut: npt.NDArray[np.bool_]) -> Ints:
     """Return the lengths of the runs between cuts: no, no, cut, no -> [3, 2]."""
     return np.diff(np.flatnonzero(is_cut) + 1, prepend=0, append=len(is_cut) + 1)
-
-
-def _range_bounds(ranges: Any) -> tuple[Ints, Ints]:
-    """Return starts and ends of trained ranges, given as two arrays or as a list of dicts."""
-    if isinstance(ranges, tuple):
-        return ranges
-    bounds = [(each["start"], each["end"]) for each in ranges]
-    starts, ends = np.array(bounds, dtype=np.int64).reshape(-1, 2).T
-    return starts, ends
 
 
 def open_rows(rows: Any, *, whole_rows: bool = False) -> Sequence[Row]:

@@ -49,7 +49,7 @@ from packhouse.store import FileEntry, OpenVersion, open_store
 # Indices into the state shared between processes. From `_ENDED` on: 1 for each reader of the pass
 # (each worker, or the process itself) that has reached the end of its part.
 _EPOCH, _START, _NUM_WORKERS, _ENDED = range(4)
-_MOST_WORKERS = 4096
+_MOST_WORKERS = 4096  # 8 bytes each of shared memory
 
 
 class StreamingPackedDataset(torch.utils.data.IterableDataset):
@@ -204,7 +204,16 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         worker = torch.utils.data.get_worker_info()
         number, num_workers = (0, 0) if worker is None else (worker.id, worker.num_workers)
-        self._check_rank()
+        dist = torch.distributed
+        if not self._is_rank_given and dist.is_available() and dist.is_initialized():
+            rank, world_size = dist.get_rank(), dist.get_world_size()
+            if (rank, world_size) != (self.rank, self.world_size):
+                raise ConfigError(
+                    f"this is rank {rank} of {world_size}, but the dataset was created for rank "
+                    f"{self.rank} of {self.world_size} before torch.distributed was initialized, "
+                    "so ranks would read the same packs. Create it after init_process_group, or "
+                    "pass rank and world_size."
+                )
         if self._process != os.getpid():  # after a fork, the parent's connections must not be used
             store = open_store(self._opened.store.uri)
             self._opened, self._process = replace(self._opened, store=store), os.getpid()
@@ -222,6 +231,7 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):
             if row // self._batch_size % (num_workers or 1) == number
         )
         self._seen, skip, self._skip = self._skip, self._skip, 0
+        # `places` counts this worker's rows only, so rows before a resume are skipped here.
         rows = map(Reader(self, self.epoch).row, islice(places, skip, None))
         # Not a generator itself, so that everything above runs when the pass begins.
         return self._pass(rows, number)
@@ -233,19 +243,6 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):
             self._seen += 1
             yield row.to_tensors()
         self._shared[_ENDED + number] = 1
-
-    def _check_rank(self) -> None:
-        """Reject a rank that was determined before torch.distributed was initialized."""
-        dist = torch.distributed
-        if self._is_rank_given or not (dist.is_available() and dist.is_initialized()):
-            return
-        if (dist.get_rank(), dist.get_world_size()) != (self.rank, self.world_size):
-            raise ConfigError(
-                f"this is rank {dist.get_rank()} of {dist.get_world_size()}, but the dataset was "
-                f"created for rank {self.rank} of {self.world_size} before torch.distributed was "
-                "initialized, so ranks would read the same packs. Create it after "
-                "init_process_group, or pass rank and world_size."
-            )
 
     def _dealing(self) -> dict[str, int]:
         """Return the settings that decide which rows a worker reads."""
@@ -326,12 +323,8 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):
                     f"the loader state was saved with {name} {state[name]!r:.100}, but this "
                     f"dataset has {own!r}. Use the same, or start a new epoch."
                 )
-        if "worker_rows" in state:
-            self._check_worker_state(state)
-        return epoch, packs, skip
-
-    def _check_worker_state(self, state: Mapping[str, Any]) -> None:
-        """Reject a worker's state if the worker would now read other rows."""
+        if "worker_rows" not in state:
+            return epoch, packs, skip
         if torch.utils.data.get_worker_info() is None:
             raise ConfigError(
                 "the loader state is from a DataLoader worker. Pass the value that "
@@ -344,6 +337,7 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):
                     f"here it is {own}. Use the same, or save state_dict(rows_seen=...), which "
                     "works with any."
                 )
+        return epoch, packs, skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -394,30 +388,27 @@ class Reader:
         group = self._groups.get(lane)
         if group is None or group.file != file or not 0 <= within - group.first < len(group.rows):
             self._groups.pop(lane, None)  # free its memory before decoding the next one
-            group = self._groups[lane] = self._read_group(file, within)
+            if file not in self._files:
+                data = self._data
+                self._files[file] = RowGroups(
+                    data._opened, self._entries[file], data._cache, data._verify
+                )
+            groups = self._files[file]
+            order = np.arange(len(groups.sizes))
+            if self._seed is not None:
+                order = permutation(len(order), _mix(self._seed, file))
+            starts = np.cumsum([0, *groups.sizes[order]])
+            slot = int(np.searchsorted(starts, within, side="right")) - 1
+            number, rows_order = int(order[slot]), None
+            if self._seed is not None:
+                size = int(groups.sizes[number])
+                rows_order = permutation(size, _mix(self._seed, file, number))
+            rows = self.view(groups.read(number, self.columns), rows_order)
+            group = _Group(file=file, first=int(starts[slot]), rows=rows)
+            self._groups[lane] = group
             in_use = {each.file for each in self._groups.values()}
             self._files = {n: each for n, each in self._files.items() if n in in_use}
         return group.rows[within - group.first]
-
-    def _read_group(self, number: int, within: int) -> _Group:
-        """Read the row group that has row `within` of a file, in the epoch's order of groups."""
-        if number not in self._files:
-            data = self._data
-            self._files[number] = RowGroups(
-                data._opened, self._entries[number], data._cache, data._verify
-            )
-        file = self._files[number]
-        groups = np.arange(len(file.sizes))
-        if self._seed is not None:
-            groups = permutation(len(file.sizes), _mix(self._seed, number))
-        starts = np.cumsum([0, *file.sizes[groups]])
-        slot = int(np.searchsorted(starts, within, side="right")) - 1
-        group = int(groups[slot])
-        order = None
-        if self._seed is not None:
-            order = permutation(int(file.sizes[group]), _mix(self._seed, number, group))
-        rows = self.view(file.read(group, self.columns), order)
-        return _Group(file=number, first=int(starts[slot]), rows=rows)
 
 
 def _mix(*parts: int) -> int:
@@ -467,6 +458,7 @@ class RowGroups:
         if self._parquet is None:
             table = pa.Table.from_batches([self._batches[group]])
             return table if columns is None else table.select(columns)
+        # One row group is about 2 M tokens or 16 MB, and each lane holds one.
         try:
             table = self._parquet.read_row_group(group, columns)
         except MemoryError:  # Arrow's is a subclass

@@ -53,11 +53,10 @@ from packhouse.load.boundaries import first_packs, watch_packs
 from packhouse.pack.layout import IGNORE_INDEX, preference_names, published_schema, to_layout
 from packhouse.records.lists import count_up, flat_list, list_array, one_chunk
 from packhouse.store import FileEntry, OpenVersion, open_store
-from packhouse.store.contracts import check_footer, read_batches
 from packhouse.store.layout import split_pinned
 from packhouse.store.local import LocalStore
 from packhouse.store.manifest import Manifest, changed_manifest, parse_slot
-from packhouse.store.read import open_address
+from packhouse.store.read import check_footer, open_address, read_batches
 from packhouse.system.disks import check_cache, default_cache, disk_errors, write_whole
 from packhouse.system.fingerprint import file_sha256
 from packhouse.system.worker import at, run_in_worker
@@ -188,10 +187,30 @@ def open_split(
             and `preferences` is False (rejected answers would be trained), or the reverse.
         VersionNotFoundError: the dataset, version or split does not exist.
     """
-    uri = str(uri)
-    opened = _open_pulled(uri, version)
-    if opened is None:
-        opened = open_address(uri, version)
+    folder, marker = str(uri), Path(uri).expanduser() / "manifest.json"
+    if "://" in folder or not marker.is_file():
+        opened = open_address(folder, version)
+    else:  # `packhouse pull` wrote this folder
+        folder = str(marker.parent)
+        manifest = parse_slot(marker.read_bytes(), f"'{marker}'")
+        if not isinstance(manifest, Manifest):
+            raise VersionNotFoundError(
+                f"'{folder}' has a version that was removed. Pull another one."
+            )
+        version, recorded = split_pinned(version)
+        if version not in ("latest", manifest.version, manifest.vid):
+            raise VersionNotFoundError(
+                f"'{folder}' is a copy of {manifest.version}, not of '{version}'. Remove "
+                "`version`, or load from the store."
+            )
+        if not manifest.manifest_id.startswith(recorded):
+            raise changed_manifest(manifest, recorded, "the address")
+        opened = _Pulled(
+            store=open_store(folder),
+            dataset=manifest.dataset,
+            version=manifest.version,
+            manifest=manifest,
+        )
     if preferences != (opened.manifest.preferences is not None):
         raise ConfigError(
             f"{opened.dataset} {opened.version} has no preferences. Load it with load_packed."
@@ -221,30 +240,6 @@ class _Pulled(OpenVersion):
     @override
     def key(self, entry: FileEntry) -> str:
         return entry.path
-
-
-def _open_pulled(uri: str, version: str) -> OpenVersion | None:
-    """Open a folder that `packhouse pull` wrote, or return None if `uri` is not one."""
-    folder = Path(uri).expanduser()
-    if "://" in uri or not (folder / "manifest.json").is_file():
-        return None
-    manifest = parse_slot((folder / "manifest.json").read_bytes(), f"'{folder / 'manifest.json'}'")
-    if not isinstance(manifest, Manifest):
-        raise VersionNotFoundError(f"'{folder}' has a version that was removed. Pull another one.")
-    version, recorded = split_pinned(version)
-    if version not in ("latest", manifest.version, manifest.vid):
-        raise VersionNotFoundError(
-            f"'{folder}' is a copy of {manifest.version}, not of '{version}'. Remove `version`, or "
-            "load from the store."
-        )
-    if not manifest.manifest_id.startswith(recorded):
-        raise changed_manifest(manifest, recorded, "the address")
-    return _Pulled(
-        store=open_store(str(folder)),
-        dataset=manifest.dataset,
-        version=manifest.version,
-        manifest=manifest,
-    )
 
 
 def verified_file(opened: OpenVersion, entry: FileEntry, cache: Path, verify: bool = True) -> Path:
@@ -341,8 +336,9 @@ def check_row_groups(path: Path, entry: FileEntry, cache: Path) -> None:
     Raises:
         IntegrityError: a row group takes too much memory, or cannot be read.
     """
+    # Once per machine: a trainer must not be killed because a row group needs too much memory.
     proof = cache / "loaded" / f"{entry.sha256}.bounded"
-    with disk_errors(proof.parent), _locked(proof):
+    with disk_errors(proof.parent), locked(proof):
         if not proof.exists():
             _decode(partial(_read_row_groups, path, entry), path, entry)
             write_whole(proof, b"")
@@ -394,7 +390,8 @@ def _verified(
     """
     if _is_trusted(path, sha256, receipt, verify):
         return path
-    with disk_errors(receipt.parent), _locked(receipt):
+    with disk_errors(receipt.parent), locked(receipt):
+        # Ranks start together: another one may have made the file while this one waited.
         if _is_trusted(path, sha256, receipt, verify):
             return path
         if not _is_trusted(path, sha256, receipt, verify=True):
@@ -420,6 +417,7 @@ def _is_trusted(path: Path, sha256: str | None, receipt: Path, verify: bool) -> 
         return False
     if not verify:
         return (verified.get("size"), verified.get("mtime_ns")) == (state[2], state[3])
+    # Disks flip bits without changing size or time, so each process hashes a file once.
     if _hashed.get((str(path), digest)) != state:
         if file_sha256(path) != digest:
             return False
@@ -435,14 +433,16 @@ def _state(path: Path) -> _State | None:
         return None
     if not stat.S_ISREG(found.st_mode):
         return None
+    # A rename or a write changes at least one of these, even if size and time stay the same.
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 @contextmanager
-def _locked(receipt: Path) -> Iterator[None]:
-    receipt.parent.mkdir(parents=True, exist_ok=True)
-    with receipt.with_suffix(".lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+def locked(path: Path) -> Iterator[None]:
+    """Let one process at a time make a file, with a lock file next to it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.with_suffix(".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # released by the kernel if the process is killed
         yield
 
 
@@ -460,6 +460,7 @@ def read_rows(path: Path, entry: FileEntry | None = None) -> Iterator[pa.RecordB
         names = batch.schema.names
         if "input_ids" not in names:
             raise IntegrityError(f"'{path.name}' has no input_ids. Its columns are {names}.")
+        # position_ids take 4 of 12 bytes per token, but transformers.Trainer drops seq_lengths.
         schema = published_schema("labels", True, "label" in names, "loss_weights" in names)
         yield to_layout(batch, schema)
 
@@ -522,7 +523,7 @@ def load_preferences(
         usable = "'trl' or 'packed'" if kind == "kto" else "'trl', 'reward' or 'packed'"
         raise ConfigError(f"form {form!r:.40} is not available for `format: {kind}`. Use {usable}.")
     folder = cache_folder(cache)
-    convert = preference_names if form == "packed" else _CONVERT[kind, form]
+    convert = {"packed": preference_names, "reward": reward_columns}.get(form, preference_columns)
     paths = [mapped_file(opened, entry, folder, verify, convert) for entry in entries]
     return map_rows(paths, f"packhouse {opened.dataset} {opened.version} {split}")
 
@@ -608,10 +609,3 @@ class _Sequences:
 
 def _every(values: pa.Array, first: int, step: int) -> pa.Array:
     return values.take(pa.array(np.arange(first, len(values), step)))
-
-
-_CONVERT = {
-    ("pairs", "trl"): preference_columns,
-    ("pairs", "reward"): reward_columns,
-    ("kto", "trl"): preference_columns,
-}

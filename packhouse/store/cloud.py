@@ -3,10 +3,8 @@
     gs://bucket/prefix      the tag is the object's generation; a create requires generation 0
     az://container/prefix   the tag is the ETag; a create sends `If-None-Match: *`
 
-Every object is uploaded in one request, so it is visible completely or not at all. obstore's own
-retries are off: after a lost response, they would report our own success as "already exists". A tag
-identifies a write, not its bytes, so each uploaded file is read back once. A conditional write
-keeps its file in memory: at most 1 GiB each, two at a time.
+Every object is uploaded in one request, so it is visible completely or not at all. A tag identifies
+a write, not its bytes, so each uploaded file is read back once.
 
 Credentials come from the usual environment: GOOGLE_APPLICATION_CREDENTIALS or the login of the
 machine; AZURE_STORAGE_CONNECTION_STRING, or AZURE_STORAGE_ACCOUNT_NAME with
@@ -57,6 +55,7 @@ Scheme = Literal["gs", "az"]
 
 _CHUNK_BYTES = 8 * 2**20
 _UPLOAD_TIMEOUT_S = 3600  # 1 GiB at 300 kB/s
+# After a lost response, obstore's retries would report our own success as "already exists".
 _ONCE: "RetryConfig" = {"max_retries": 0}
 # `... - Server returned non-2xx status code: 503 Service Unavailable: <Error><Code>ServerBusy</...`
 _STATUS = re.compile(r"(?:status |\()code: ([1-5][0-9][0-9])\b")
@@ -66,6 +65,7 @@ _CODE = re.compile(r"<Code>(\w{1,60})</Code>")
 class CloudStore(ObjectStore):
     """Objects under `gs://bucket/prefix` or `az://container/prefix`. Thread-safe."""
 
+    # A conditional write keeps its file in memory: at most 1 GiB each, two at a time.
     max_put_bytes = 2**30
 
     def __init__(

@@ -132,11 +132,24 @@ def breaking_changes(old: Manifest, new: Manifest) -> list[str]:
 
 def measure_drift(old: Manifest, new: Manifest) -> Drift:
     """Measure the drift between two versions from their manifests."""
+    lengths: list[Counter[int]] = []
+    quarantined: list[float | None] = []
+    trained: list[float | None] = []
+    for counts in (old.facts.counts, new.facts.counts):
+        sides, ledger = counts.statistics.values(), counts.ledger
+        lengths.append(Counter())
+        for length, number in (each for side in sides for each in side.length_histogram):
+            lengths[-1][length] += number
+        num_rows, num_tokens = ledger[0].rows_in if ledger else 0, sum(s.num_tokens for s in sides)
+        num_bad = sum(line.num_bad_rows for line in ledger)
+        quarantined.append(num_bad / num_rows if num_rows else None)
+        num_trained = sum(side.num_trained for side in sides)
+        trained.append(num_trained / num_tokens if num_tokens else None)
     return Drift(
-        lengths=distance(_lengths(old), _lengths(new)),
+        lengths=distance(*lengths),
         sources=distance(old.rows_by_file(), new.rows_by_file()),
-        quarantined=_change(_quarantined(old), _quarantined(new)),
-        trained=_change(_trained(old), _trained(new)),
+        quarantined=_change(*quarantined),
+        trained=_change(*trained),
     )
 
 
@@ -159,42 +172,44 @@ def _change(old: float | None, new: float | None) -> float | None:
     return None if old is None or new is None else abs(new - old)
 
 
-def _lengths(manifest: Manifest) -> Counter[int]:
-    lengths: Counter[int] = Counter()
-    for side in manifest.facts.counts.statistics.values():
-        for length, number in side.length_histogram:
-            lengths[length] += number
-    return lengths
-
-
-def _trained(manifest: Manifest) -> float | None:
-    sides = manifest.facts.counts.statistics.values()
-    tokens = sum(side.num_tokens for side in sides)
-    return sum(side.num_trained for side in sides) / tokens if tokens else None
-
-
-def _quarantined(manifest: Manifest) -> float | None:
-    ledger = manifest.facts.counts.ledger
-    if not ledger or not ledger[0].rows_in:
-        return None
-    return sum(line.num_bad_rows for line in ledger) / ledger[0].rows_in
-
-
 def diff_manifests(old: Manifest, new: Manifest) -> ManifestDiff:
     """Compare two versions by their manifests alone."""
-    before, after = _totals(old), _totals(new)
+    before, after = _by_name(old), _by_name(new)
+    totals = [Counter[str](), Counter[str]()]
+    for sums, manifest in zip(totals, (old, new), strict=True):
+        for entry in manifest.files:
+            if entry.kind == "data":
+                sums[f"{entry.split}.packs"] += entry.rows
+                sums[f"{entry.split}.tokens"] += entry.tokens
     return ManifestDiff(
         old=old.version,
         new=new.version,
         is_same_content=bool(old.content_id) and old.content_id == new.content_id,
         configuration=changed_settings(old.configuration, new.configuration),
-        counts=changed_keys(_by_step(old.counts), _by_step(new.counts)),
-        lineage=changed_keys(_by_file(old.lineage), _by_file(new.lineage)),
-        engines=changed_keys(old.engines, new.engines),
-        libraries=changed_keys(old.libraries, new.libraries),
-        schema=changed_keys(_types(old), _types(new)),
-        totals={key: [before[key], after[key]] for key in sorted({*before, *after})},
+        **{part: changed_keys(values, after[part]) for part, values in before.items()},
+        totals={key: [sums[key] for sums in totals] for key in sorted({*totals[0], *totals[1]})},
     )
+
+
+def _by_name(manifest: Manifest) -> dict[str, dict[str, Any]]:
+    """Return the parts of a manifest with lists as mappings, so that a diff shows single values.
+
+    Steps of the ledger are keyed by name, shards by file and first row, columns by name.
+    """
+    lines = manifest.counts.get("ledger", ())
+    steps = {line["step"]: {k: v for k, v in line.items() if k != "step"} for line in lines}
+    shards = {}
+    for shard, written in zip(manifest.facts.lineage.sources, manifest.sources, strict=True):
+        start = f" from row {shard.row_start}" if shard.row_start else ""
+        shards[f"{shard.file}{start}"] = written
+    columns = manifest.facts.schema.fields
+    return {
+        "counts": {**manifest.counts, "ledger": steps},
+        "lineage": {**manifest.lineage, "sources": shards},
+        "engines": dict(manifest.engines),
+        "libraries": dict(manifest.libraries),
+        "schema": {each.name: each.type + " not null" * (not each.nullable) for each in columns},
+    }
 
 
 def changed_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, list[Any]]:
@@ -230,38 +245,3 @@ def changed_keys(old: Any, new: Any, prefix: str = "") -> dict[str, list[Any]]:
             changed |= changed_keys(old.get(key), new.get(key), f"{prefix}.{key}".lstrip("."))
         return changed
     return {} if old == new else {prefix: [old, new]}
-
-
-def _by_step(counts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return counts with the ledger as a mapping by step, so that a diff shows single numbers."""
-    if "ledger" not in counts:
-        return dict(counts)
-    ledger = {
-        line.get("step", ""): {name: value for name, value in line.items() if name != "step"}
-        for line in counts["ledger"]
-    }
-    return {**counts, "ledger": ledger}
-
-
-def _by_file(lineage: Mapping[str, Any]) -> dict[str, Any]:
-    """Return lineage with sources as a mapping by file and first row, for a diff by setting."""
-    sources = {}
-    for entry in lineage.get("sources", ()):
-        start = f" from row {entry['row_start']}" if entry.get("row_start") else ""
-        sources[f"{entry.get('file', '')}{start}"] = entry
-    return {**lineage, "sources": sources}
-
-
-def _types(manifest: Manifest) -> dict[str, str]:
-    fields = manifest.facts.schema.fields
-    return {each.name: each.type + ("" if each.nullable else " not null") for each in fields}
-
-
-def _totals(manifest: Manifest) -> Counter[str]:
-    """Count packs and tokens of each split, e.g. {"train.packs": 3, "train.tokens": 4096}."""
-    totals: Counter[str] = Counter()
-    for entry in manifest.files:
-        if entry.kind == "data":
-            totals[f"{entry.split}.packs"] += entry.rows
-            totals[f"{entry.split}.tokens"] += entry.tokens
-    return totals

@@ -81,9 +81,9 @@ class LocalStore(ObjectStore):
         with self._staged(body) as (staged, tag), self._writing(target):
             target.parent.mkdir(parents=True, exist_ok=True)
             _link(staged, target)
-            for (
-                folder
-            ) in target.parents:  # any of them may be new, so its entry must reach the disk
+            # Any of the folders may be new, so the entry of each must reach the disk. Otherwise a
+            # power failure could take back a version that was acknowledged.
+            for folder in target.parents:
                 _sync(folder)
                 if folder == self.root:
                     break
@@ -92,6 +92,7 @@ class LocalStore(ObjectStore):
     @override
     def put_if_match(self, key: str, body: bytes, etag: str) -> str:
         target = self.path(key)
+        # Staged before the lock is taken: writing and fsync of the bytes take longest.
         with self._staged(body) as (staged, tag), self._locked(key), self._writing(target):
             try:
                 current = self.get(key).etag

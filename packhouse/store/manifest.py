@@ -7,9 +7,9 @@ belong there, or nowhere. A `digest` of the whole document detects any damaged b
 
 A manifest comes from a store, so it is validated like any other input. `FileEntry` and `Manifest`
 check their fields when they are created, by a publisher or by `parse_slot`, and the bytes must be
-exactly those that the parsed manifest would write. So an added field, a duplicate JSON key or a
-wrong `manifest_id` is refused, and readers can safely join keys to paths. Facts are kept as they
-are in the document; `Manifest.facts` has typed values of those that the program reads.
+exactly those that the parsed manifest would write. So readers can safely join keys to paths. Facts
+are kept as they are in the document; `Manifest.facts` has typed values of those that the program
+reads.
 """
 
 import json
@@ -28,13 +28,7 @@ from packhouse.pack.gather import PackStatistics
 from packhouse.recipe.model import Preferences, preferences_in
 from packhouse.records.ledger import Filter, LedgerLine, filters_of
 from packhouse.records.render_counts import RenderCounts
-from packhouse.store.layout import (
-    check_name,
-    check_vid,
-    manifest_key,
-    split_version,
-    version_name,
-)
+from packhouse.store import layout
 from packhouse.store.protocol import Steps, read_checked
 from packhouse.system.fingerprint import canonical_json, digest
 
@@ -95,9 +89,9 @@ class FileEntry:
 
     def __post_init__(self) -> None:
         key = self.key
-        check_name("split", self.split)
+        layout.check_name("split", self.split)
         if self.source is not None:
-            check_name("source", self.source)
+            layout.check_name("source", self.source)
         if not _KEY.fullmatch(key) or len(key) > 512 or key.partition("/")[0] != self.kind:
             raise ConfigError(f"file {key[:80]!r} is not a valid key for kind {self.kind!r}")
         if self.kind not in get_args(FileKind) or not _SHA256.fullmatch(self.sha256):
@@ -386,19 +380,6 @@ def read_audit(document: Mapping[str, Any]) -> Audit:
     return _AUDIT.validate_python(document)
 
 
-def read_facts(document: Mapping[str, Any]) -> Facts:
-    """Read the facts of a manifest.
-
-    Raises:
-        ConfigError: A fact has the wrong type; names the first one.
-    """
-    try:
-        return _FACTS.validate_python(document)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        raise ConfigError(f"{'.'.join(map(str, first['loc']))!r}: {first['msg']}") from None
-
-
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
     """A committed version. Equal manifests have equal bytes, except for `provenance`.
@@ -434,19 +415,38 @@ class Manifest:
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        check_name("dataset", self.dataset)
-        check_vid(self.vid)
+        layout.check_name("dataset", self.dataset)
+        layout.check_vid(self.vid)
         if type(self.generation) is not int or not 0 <= self.generation < 10**9:
             raise ConfigError("generation is not an integer from 0 to 999,999,999")
-        _check_files(self.files)
-        _ = self.facts
+        _ = self.facts  # refuses facts of a wrong type
         if self.schema and self.schema_fingerprint != schema_fingerprint(self.schema):
             raise ConfigError("schema_fingerprint does not match the schema")
+        places = [entry.path.lower() for entry in self.files]  # some filesystems ignore case
+        taken = set(places)
+        # `data/a/b.parquet` makes `data` and `data/a` folders, so no file may have these names.
+        folders = {place[:at] for place in taken for at, sign in enumerate(place) if sign == "/"}
+        if len(taken) < len(places) or taken & folders:
+            raise ConfigError("two files have the same path, or one path is a folder of another")
+        series: dict[tuple[str, str], list[tuple[int, int]]] = {}
+        for entry in self.files:
+            if entry.kind in TABLES:
+                shard = _SHARD.fullmatch(entry.key)
+                name = f"{entry.split}-{entry.source}" if entry.source else entry.split
+                if shard is None or shard[2] != name or shard[5] != entry.sha256[:12]:
+                    raise ConfigError(
+                        f"file {entry.key!r} does not have the form <split>-<n>-of-<total>-<sha256>"
+                    )
+                place = int(shard[3]), int(shard[4])
+                series.setdefault((entry.kind, entry.split), []).append(place)
+        for (kind, split), numbers in series.items():
+            if numbers != [(number, len(numbers)) for number in range(len(numbers))]:
+                raise ConfigError(f"{kind} files of split {split!r} are missing or out of order")
 
     @property
     def version(self) -> str:
         """`<vid>.g<N>`."""
-        return version_name(self.vid, self.generation)
+        return layout.version_name(self.vid, self.generation)
 
     @cached_property
     def manifest_id(self) -> str:
@@ -456,7 +456,11 @@ class Manifest:
     @cached_property
     def facts(self) -> Facts:
         """Typed values of the facts that the program reads."""
-        return read_facts({each.name: getattr(self, each.name) for each in fields(Facts)})
+        try:
+            return _FACTS.validate_python({f.name: getattr(self, f.name) for f in fields(Facts)})
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            raise ConfigError(f"{'.'.join(map(str, first['loc']))!r}: {first['msg']}") from None
 
     @property
     def num_bytes(self) -> int:
@@ -536,8 +540,8 @@ class Tombstone:
     version: str
 
     def __post_init__(self) -> None:
-        check_name("dataset", self.dataset)
-        split_version(self.version)
+        layout.check_name("dataset", self.dataset)
+        layout.split_version(self.version)
 
     def to_bytes(self) -> bytes:
         """Return canonical JSON."""
@@ -565,6 +569,7 @@ def parse_slot(data: bytes, where: str = "manifest.json") -> Manifest | Tombston
             files = tuple(FileEntry(**entry) for entry in document["files"])
             names = ("dataset", "vid", "generation", "schema", "schema_fingerprint", "provenance")
             slot = Manifest(files=files, **{name: document[name] for name in (*names, *FACTS)})
+        # So an added field, a duplicate JSON key or a wrong `manifest_id` is refused too.
         if slot.to_bytes() != data:
             raise ConfigError("its digest, manifest_id or format does not match its content")
     except (ConfigError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -595,7 +600,7 @@ def read_slot_steps(dataset: str, version: str) -> Steps[Manifest | Tombstone | 
             )
         return slot
 
-    found = yield from read_checked(manifest_key(dataset, version), parse)
+    found = yield from read_checked(layout.manifest_key(dataset, version), parse)
     return found[0] if found else None
 
 
@@ -621,31 +626,8 @@ def changed_manifest(found: Manifest, recorded: str, by: str = "a ref") -> Integ
         f"the manifest of '{found.dataset}' {found.version} was changed: its ID is "
         f"{found.manifest_id[:12]}, but {by} recorded {recorded[:12]}. Restore manifest.json from "
         "a pulled copy, or delete it and publish the version again",
-        key=manifest_key(found.dataset, found.version),
+        key=layout.manifest_key(found.dataset, found.version),
     )
-
-
-def _check_files(files: tuple[FileEntry, ...]) -> None:
-    """Check that all paths differ and that each numbered series is complete and in order."""
-    places = [entry.path.lower() for entry in files]  # some filesystems ignore case
-    taken = set(places)
-    # `data/a/b.parquet` makes `data` and `data/a` folders, so no file may have these names.
-    folders = {place[:at] for place in taken for at, sign in enumerate(place) if sign == "/"}
-    if len(taken) < len(places) or taken & folders:
-        raise ConfigError("two files have the same path, or one path is a folder of another")
-    series: dict[tuple[str, str], list[tuple[int, int]]] = {}
-    for entry in files:
-        if entry.kind in TABLES:
-            shard = _SHARD.fullmatch(entry.key)
-            name = f"{entry.split}-{entry.source}" if entry.source else entry.split
-            if shard is None or shard[2] != name or shard[5] != entry.sha256[:12]:
-                raise ConfigError(
-                    f"file {entry.key!r} does not have the form <split>-<n>-of-<total>-<sha256>"
-                )
-            series.setdefault((entry.kind, entry.split), []).append((int(shard[3]), int(shard[4])))
-    for (kind, split), numbers in series.items():
-        if numbers != [(number, len(numbers)) for number in range(len(numbers))]:
-            raise ConfigError(f"{kind} files of split {split!r} are missing or out of order")
 
 
 def schema_to_json(schema: pa.Schema) -> dict[str, Any]:

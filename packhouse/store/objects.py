@@ -8,6 +8,7 @@ there.
 """
 
 import hashlib
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -57,8 +58,9 @@ def error_of_answer(
             f"{place}: the store answers 501 to a conditional write, which safe publishing needs. "
             "Use another store, and check it with `packhouse doctor storage`"
         )
-    if not status:
+    if not status:  # no response, so the write may or may not have happened
         return TransientError(f"{place}: {detail}", key=key)
+    # 409: another write of the same key is in progress. boto3, s3fs and obstore do not retry it.
     if status in (408, 409, 429) or status >= 500 or code in _AGAIN:
         return TransientError(f"{place}: {status} {code}", key=key, status=status, code=code)
     if status in (401, 403) or code in _DENIED:
@@ -180,8 +182,8 @@ class FileBody:
         return etag == self.sha256 or (len(etag) == 32 and etag == self.md5)
 
 
-def file_body(path: str | Path) -> FileBody:
-    """Hash a local file.
+def file_body(path: str | Path, sha256: str | None = None) -> FileBody:
+    """Return a local file to upload; it is hashed unless its sha256 is given.
 
     Raises:
         ConfigError: The file does not exist.
@@ -189,8 +191,8 @@ def file_body(path: str | Path) -> FileBody:
     path = Path(path)
     try:
         with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-            return FileBody(path, file.tell(), digest)
+            sha256 = sha256 or hashlib.file_digest(file, "sha256").hexdigest()
+            return FileBody(path, os.fstat(file.fileno()).st_size, sha256)
     except FileNotFoundError:
         raise ConfigError(f"file '{path}' to publish does not exist") from None
 

@@ -142,6 +142,7 @@ def put_data(key: str, body: FileBody) -> Steps[None]:
             except PreconditionFailedError:
                 body.check()  # the store may have refused before it read the file
                 info = yield from ask(ObjectStore.head, key)
+                # An existing object of another size is read below, whatever its tag says.
                 tag = info.etag if info.size == body.size else ""
             if body.has_tag(tag) or (yield from ask(ObjectStore.sha256, key)) == body.sha256:
                 return
@@ -195,6 +196,7 @@ class RetryPolicy:
 
     def delay_s(self, attempt: int) -> float:
         """Return the seconds to wait after failed attempt number `attempt` (0, 1, ...)."""
+        # The exponent is limited, because 2**1024 does not fit a float.
         return random.uniform(0, min(self.cap_s, self.base_s * 2 ** min(attempt, 16)))
 
 
@@ -225,6 +227,7 @@ def run(
                 case Pause():
                     answer = _pause(store, wanted, retry)
                 case All(parts):
+                    # Parts already run in parallel, so a part with parts of its own runs alone.
                     one = partial(run, store, retry=retry, num_threads=1)
                     answer = in_parallel(one, parts, num_threads)
         except PackhouseError as raised:
@@ -254,5 +257,6 @@ def in_parallel(do: Callable[[S], T], items: Sequence[S], num_threads: int) -> l
         try:
             return [future.result() for future in futures]
         except BaseException:
+            # Do not start the others: their results would be thrown away.
             pool.shutdown(wait=False, cancel_futures=True)
             raise

@@ -50,19 +50,10 @@ from packhouse.errors import (
     StoreRefusedError,
     VersionNotFoundError,
 )
-from packhouse.store.card import dataset_card
+from packhouse.records.ledger import sum_by_reason
+from packhouse.store import layout
 from packhouse.store.evolution import Drift, Gate, breaking_changes, measure_drift
 from packhouse.store.guard import require_guarded
-from packhouse.store.layout import (
-    check_name,
-    check_vid,
-    file_key,
-    manifest_key,
-    split_version,
-    tokenizer_key,
-    version_folder,
-    version_name,
-)
 from packhouse.store.manifest import (
     FACTS,
     PULLED_NAMES,
@@ -86,7 +77,9 @@ from packhouse.store.objects import (
 from packhouse.store.protocol import All, Steps, ask, put_data, read_checked, run
 from packhouse.store.refs import MoveNote, Ref, move_ref_steps, note_move, read_ref_steps
 from packhouse.system.disks import temporary_folder
+from packhouse.system.escaping import for_markdown, markdown_code, markdown_table
 from packhouse.system.fingerprint import canonical_json
+from packhouse.system.wording import by_name, counted, rows_and_records
 
 _MAX_BYTES = 2**27
 """Maximum total size of a tokenizer's files. Gemma 3 has 38 MB."""
@@ -106,7 +99,7 @@ def keep_tokenizer(store: ObjectStore, fingerprint: str, read: Callable[[], byte
         fingerprint: Fingerprint of the tokenizer.
         read: Returns the bytes with that fingerprint as their sha256.
     """
-    key = tokenizer_key(fingerprint)
+    key = layout.tokenizer_key(fingerprint)
     try:
         run(store, ask(ObjectStore.head, key))
         return True
@@ -130,17 +123,15 @@ def fetch_tokenizer(store: ObjectStore, fingerprint: str) -> dict[str, bytes] | 
     if not re.fullmatch("[0-9a-f]{64}", fingerprint):
         return None
     parse = partial(_parse, fingerprint=fingerprint)
-    found = run(store, read_checked(tokenizer_key(fingerprint), parse))
+    found = run(store, read_checked(layout.tokenizer_key(fingerprint), parse))
     return found[0] if found else None
 
 
 def _parse(data: bytes, key: str, fingerprint: str) -> dict[str, bytes]:
-    """Parse untrusted bytes into files, in memory.
-
-    Unpacks at most `_MAX_BYTES`.
-    """
-    unpacker = zlib.decompressobj(wbits=31)
+    """Parse untrusted bytes into files, in memory."""
+    unpacker = zlib.decompressobj(wbits=31)  # gzip only
     try:
+        # One byte over the limit is enough to refuse it; the rest could be gigabytes.
         document = unpacker.decompress(data, _MAX_BYTES + 1)
     except zlib.error:
         document = b""
@@ -169,7 +160,7 @@ def _parse(data: bytes, key: str, fingerprint: str) -> dict[str, bytes]:
     return files
 
 
-_HASHING_THREADS = 4
+_HASHING_THREADS = 4  # hashlib releases the GIL
 
 # Each file's entry in the manifest, with the local file.
 Uploads = tuple[tuple[FileEntry, FileBody], ...]
@@ -255,8 +246,8 @@ def publish_version(
         IntegrityError: A local file does not match its sha256.
         StoreRefusedError: The store does not support safe concurrent publishing.
     """
-    check_name("dataset", dataset)
-    check_vid(vid)
+    layout.check_name("dataset", dataset)
+    layout.check_vid(vid)
     if not any(file.kind == "data" for file in files):
         raise ConfigError("nothing to publish: no data files")
     require_guarded(store)
@@ -269,8 +260,11 @@ def publish_version(
                 body.check()
             raise
         if not any(file.kind == "card" for file in files):
-            uploads += (card_file(draft, folder),)
+            card = folder / "README.md"
+            card.write_text(dataset_card(draft), encoding="utf-8")
+            uploads += name_files([LocalFile(card, "all", kind="card")])
             draft = replace(draft, files=tuple(entry for entry, _ in uploads))
+        # Before the upload, so that a version that is refused leaves nothing in the store.
         keeper = _Gatekeeper(draft, gate)
         held_back = ref is not None and not run(store, keeper.first_look(ref))
         if tokenizer is not None and draft.tokenizer_fingerprint:
@@ -334,7 +328,7 @@ class _Gatekeeper:
         self._seen, self.drift, self.broken = current.version, None, ()
         # A ref that ever pointed to our version does not move, so there is nothing to compare. If
         # its current version was deleted, there are no readers to break.
-        if any(split_version(move.version)[0] == self.draft.vid for move in current.moves):
+        if any(layout.split_version(move.version)[0] == self.draft.vid for move in current.moves):
             return True
         try:
             there = yield from committed_steps(
@@ -365,9 +359,21 @@ def publish_steps(
             for _, body in uploads:
                 body.check()
             raise
-        yield from _put_back_steps(manifest, uploads)
+        # Restore files that somebody deleted from the version. Otherwise we would report success
+        # for a version that nobody can read. Costs one listing if nothing is missing.
+        folder = layout.version_folder(manifest.dataset, manifest.version)
+        listed = yield from ask(ObjectStore.list, f"{folder}/")
+        present, named = {info.key for info in listed}, {entry.key for entry in manifest.files}
+        missing = tuple(
+            put_data(_key(manifest, entry), body)
+            for entry, body in uploads
+            if entry.key in named and _key(manifest, entry) not in present
+        )
+        if missing:
+            yield All(missing)
     while manifest is None:
         ours = replace(draft, generation=generation)
+        # Data comes first: readers find it through the manifest, which is the commit.
         yield All(tuple(put_data(_key(ours, entry), body) for entry, body in uploads))
         manifest, created = yield from _commit_steps(ours)
         if manifest is None:  # garbage collection took the slot during the upload
@@ -391,29 +397,14 @@ def find_slot_steps(dataset: str, vid: str) -> Steps[tuple[Manifest | None, int]
     A new generation starts only after a tombstone, so the first slot without a tombstone decides.
     """
     for generation in itertools.count():
-        slot = yield from read_slot_steps(dataset, version_name(vid, generation))
+        slot = yield from read_slot_steps(dataset, layout.version_name(vid, generation))
         if not isinstance(slot, Tombstone):
             return slot, generation
     raise AssertionError("unreachable: generations do not end")
 
 
-def _put_back_steps(there: Manifest, uploads: Uploads) -> Steps[None]:
-    """Restore files that somebody deleted from a committed version.
-
-    Otherwise, publishing would report success for a version that nobody can read. Costs one listing
-    if nothing is missing.
-    """
-    folder = version_folder(there.dataset, there.version)
-    listed = yield from ask(ObjectStore.list, f"{folder}/")
-    present, named = {info.key for info in listed}, {entry.key for entry in there.files}
-    ours = {_key(there, entry): body for entry, body in uploads if entry.key in named}
-    missing = tuple(put_data(key, body) for key, body in ours.items() if key not in present)
-    if missing:
-        yield All(missing)
-
-
 def _key(manifest: Manifest, entry: FileEntry) -> str:
-    return file_key(manifest.dataset, manifest.version, entry.key)
+    return layout.file_key(manifest.dataset, manifest.version, entry.key)
 
 
 def _commit_steps(ours: Manifest) -> Steps[tuple[Manifest | None, bool]]:
@@ -424,7 +415,7 @@ def _commit_steps(ours: Manifest) -> Steps[tuple[Manifest | None, bool]]:
     """
     created = True
     try:
-        key = manifest_key(ours.dataset, ours.version)
+        key = layout.manifest_key(ours.dataset, ours.version)
         yield from ask(ObjectStore.put_create, key, ours.to_bytes())
     except PreconditionFailedError:  # another publisher, a tombstone, or our own lost success
         created = False
@@ -477,7 +468,7 @@ def name_files(files: Sequence[LocalFile]) -> Uploads:
     totals = Counter((file.kind, file.split) for file in files)
     numbers: Counter[tuple[str, str]] = Counter()
     with ThreadPoolExecutor(_HASHING_THREADS, "packhouse-hash") as pool:
-        bodies = list(pool.map(_body, files))
+        bodies = list(pool.map(lambda file: file_body(file.path, file.sha256), files))
     uploads = []
     for file, body in zip(files, bodies, strict=True):
         group = (file.kind, file.split)
@@ -506,13 +497,6 @@ def name_files(files: Sequence[LocalFile]) -> Uploads:
     return tuple(uploads)
 
 
-def _body(file: LocalFile) -> FileBody:
-    path = Path(file.path)
-    if file.sha256 is None or not path.is_file():
-        return file_body(path)
-    return FileBody(path, path.stat().st_size, file.sha256)
-
-
 def draft_manifest(
     dataset: str, vid: str, uploads: Uploads, facts: Mapping[str, object]
 ) -> Manifest:
@@ -531,8 +515,12 @@ def draft_manifest(
         raise ConfigError(f"a fact of the manifest is not plain JSON: {error}") from None
     _refuse_secrets(plain)
     schema = facts.get("schema")
-    if schema is None:
-        schema = _schema_of(uploads)
+    for path in (body.path for entry, body in uploads if entry.kind == "data"):
+        if schema is None and path.suffix == ".parquet":
+            schema = pq.read_schema(path)
+        elif schema is None and path.suffix == ".arrow":
+            with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as reader:
+                schema = reader.schema
     described = schema_to_json(schema) if schema is not None else {}
     return Manifest(
         dataset=dataset,
@@ -567,20 +555,125 @@ def _refuse_secrets(value: object, where: str = "the manifest") -> None:
             _refuse_secrets(item, where)
 
 
-def _schema_of(uploads: Uploads) -> pa.Schema | None:
-    """Return the schema of the first Parquet or Arrow data file."""
-    for path in (body.path for entry, body in uploads if entry.kind == "data"):
-        if path.suffix == ".parquet":
-            return pq.read_schema(path)
-        if path.suffix == ".arrow":
-            with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as reader:
-                return reader.schema
-    return None
+def dataset_card(manifest: Manifest) -> str:
+    """Return the dataset card as Markdown.
+
+    Example:
+        >>> manifest = Manifest(dataset="tiny", vid="abcd", generation=0, files=())
+        >>> print(dataset_card(manifest).splitlines()[6])
+        # tiny
+    """
+    splits, ledger = manifest.splits(), manifest.facts.counts.ledger
+    lines = ["---", "configs:", "- config_name: default", "  data_files:"]
+    for split in splits:
+        lines += [f"  - split: {split}", f"    path: data/{split}-*"]
+    lines += ["---", "", f"# {for_markdown(manifest.dataset)}", ""]
+    content = markdown_code(manifest.content_id[:16])
+    lines += [f"Packed token data, written by packhouse. Content {content}.", ""]
+    sizes = []
+    for split in splits:
+        files = [e for e in manifest.files if e.kind == "data" and e.split == split]
+        sums = (sum(getattr(e, name) for e in files) for name in ("rows", "tokens", "size"))
+        sizes.append((split, *sums))
+    lines += [*markdown_table(("split", "packs", "tokens", "bytes"), sizes), ""]
+    if ledger:
+        found = numbers_of(manifest)
+        lines += [f"- {for_markdown(name)}: {for_markdown(said)}" for name, said in found]
+        for split, side in manifest.facts.counts.splits().items():
+            if bars := _bars(side.length_histogram):
+                lines += ["", f"Record lengths of {for_markdown(split)}:", "", *bars]
+        lines.append("")
+    lines += _settings(manifest)
+    if rows := sorted(manifest.rows_by_file().items()):
+        lines += [*markdown_table(("source", "rows"), rows), ""]
+    for each in manifest.filters():
+        cut = f"{each.filtered:,} of {counted(each.rows, 'row')} of {for_markdown(each.source)}"
+        lines += [f"`where` dropped {cut} that do not match {markdown_code(each.where)}.", ""]
+    quality = manifest.facts.audit.quality
+    counters = sorted(quality.dataset.items()) if quality else ()
+    if rows := [(name, number) for name, number in counters if name != "rows" and number]:
+        lines += [*markdown_table(("quality", "rows"), rows), ""]
+    return "\n".join([*lines, _usage(manifest)])
 
 
-def card_file(draft: Manifest, folder: Path) -> tuple[FileEntry, FileBody]:
-    """Write the dataset card of a version."""
-    path = folder / "README.md"
-    path.write_text(dataset_card(draft), encoding="utf-8")
-    ((entry, body),) = name_files([LocalFile(path, "all", kind="card")])
-    return entry, body
+def _usage(manifest: Manifest) -> str:
+    """Return how to load the version, and what its rows contain."""
+    split = next(iter(manifest.splits()), "train")
+    ends = (
+        "Labels are not shifted. `seq_lengths` gives the lengths of the sequences in a row. Most "
+        "collators let them attend to each other: call packhouse's `enable_packing(model)`, and "
+        "use `PackedCollator` or TRL's `SFTConfig(padding_free=True, max_length=None)`."
+    )
+    if manifest.preferences is None:
+        load = f'from datasets import load_dataset\nrows = load_dataset("FOLDER", split="{split}")'
+        return f"```python\n{load}\n```\n\n{ends}\n"
+    of = {
+        "pairs": "Each record is a pair, counted once. Of its two sequences with the same "
+        "`record_id`, the first has the chosen answer and the second the rejected one.",
+        "kto": "Each row is an answer; `label` is 1 if it is good and 0 if it is bad.",
+    }[manifest.preferences]
+    load = (
+        "from packhouse import load_preferences\n"
+        f'rows = load_preferences("FOLDER", split="{split}")  # columns of TRL'
+    )
+    return (
+        f"```python\n{load}\n```\n\n{of} Bad answers have labels too, so do not use the rows for "
+        f"supervised training. {ends}\n"
+    )
+
+
+def _bars(histogram: Sequence[Sequence[int]]) -> list[str]:
+    """Return a histogram of record lengths as text, with one bar per power of two.
+
+    Example:
+        >>> _bars([(20, 2), (24, 2), (40, 1)])[1:-1]
+        ['    17 to     32 tokens  ######################## 4', '    33 to     64 tokens  ###### 1']
+    """
+    sums: Counter[int] = Counter()
+    for length, records in histogram:
+        sums[1 << max(length - 1, 0).bit_length()] += records
+    if not sums:
+        return []
+    most = max(sums.values())
+    rows = [
+        f"{top // 2 + 1:>6,} to {top:>6,} tokens  {'#' * -(-24 * records // most)} {records:,}"
+        for top, records in sorted(sums.items())
+    ]
+    return ["```text", *rows, "```"]
+
+
+def _settings(manifest: Manifest) -> list[str]:
+    form, pack = manifest.facts.configuration.format, manifest.facts.configuration.pack
+    found = {
+        "format.template": form.template,
+        "format.train_on": form.train_on,
+        "pack.seq_len": pack.seq_len,
+        "pack.strategy": pack.strategy,
+    }
+    lines = [f"- `{key}`: {for_markdown(str(value))}" for key, value in found.items() if value]
+    if tokenizer := manifest.tokenizer_fingerprint:
+        lines.append(f"- tokenizer: {markdown_code(tokenizer[:16])}")
+    lines += [
+        f"- column {markdown_code(column.name)}: {for_markdown(column.type)}"
+        for column in manifest.facts.schema.fields
+    ]
+    return [*lines, ""] if lines else []
+
+
+def numbers_of(manifest: Manifest) -> list[tuple[str, str]]:
+    """Return the numbers of rows and splits in a manifest, as names and values."""
+    ledger = manifest.facts.counts.ledger
+    lines = [("rows read", f"{ledger[0].rows_in:,}" if ledger else "0")]
+    bad, dropped = (sum_by_reason(ledger, kind) for kind in ("quarantined", "dropped"))
+    rows = rows_and_records(sum(line.num_bad_rows for line in ledger), bad.total())
+    lines.append(("quarantined", f"{rows}: {by_name(bad)}" if bad else "0"))
+    lines.append(("dropped", f"{dropped.total():,} ({by_name(dropped)})" if dropped else "0"))
+    for name, side in manifest.facts.counts.splits().items():
+        share = side.num_trained / max(side.num_tokens, 1)
+        said = (
+            f"{counted(side.num_packs, 'pack')} of {side.seq_len:,} tokens, {side.fill:.2%} full; "
+            f"{counted(side.num_sequences, 'record')}, {counted(side.num_tokens, 'token')}, "
+            f"{share:.1%} trained"
+        )
+        lines.append((name, said))
+    return lines

@@ -3,16 +3,25 @@
 A reader gets the ref, the manifest and the files by key. It never lists objects, so it cannot see a
 version that is still being written. Every file is hashed after the download. A file with a wrong
 digest is fetched again and then reported, never used.
+
+`verify_version` also checks the values of data files with `pack.layout.check_packed`, which a run
+uses before it publishes. Data files are read in batches, so memory is bounded by one row group.
 """
 
 import fcntl
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json
+import pyarrow.parquet as pq
 
 from packhouse.errors import (
     ConfigError,
@@ -21,22 +30,22 @@ from packhouse.errors import (
     IntegrityError,
     VersionNotFoundError,
 )
-from packhouse.store.contracts import check_data_file
-from packhouse.store.layout import (
-    check_name,
-    file_key,
-    is_version,
-    parse_address,
-    pinned,
-    split_pinned,
-    tokenizer_key,
+from packhouse.pack.layout import (
+    PREFERENCE_NAMES,
+    Layout,
+    check_packed,
+    published_schema,
+    supervised_names,
 )
+from packhouse.store import layout
 from packhouse.store.manifest import (
     FileEntry,
     Manifest,
     changed_manifest,
     committed_steps,
     parse_slot,
+    schema_fingerprint,
+    schema_to_json,
 )
 from packhouse.store.objects import ObjectNotFoundError, ObjectStore, open_store
 from packhouse.store.protocol import MAX_READS, Steps, download, in_parallel, run
@@ -44,9 +53,13 @@ from packhouse.store.publish import fetch_tokenizer, find_slot_steps
 from packhouse.store.refs import explaining, read_ref_steps, scan_refs
 from packhouse.system.disks import OF_DISKS, temporary_folder, write_whole
 from packhouse.system.fingerprint import file_sha256
-from packhouse.system.worker import run_in_worker
+from packhouse.system.worker import at, run_in_worker
 
 log = logging.getLogger(__name__)
+
+_BATCH_ROWS = 1024
+_JSON_BLOCK_BYTES = 2**20  # larger if a row is: pyarrow refuses rows longer than a block
+_ANY = 2**31 - 1  # IDs and lengths are int32; used if the manifest states no limit
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,7 +74,7 @@ class OpenVersion:
     @property
     def pinned(self) -> str:
         """`<version>#<digest>`, which only this manifest matches."""
-        return pinned(self.version, self.manifest.manifest_id)
+        return layout.pinned(self.version, self.manifest.manifest_id)
 
     @property
     def address(self) -> str:
@@ -75,7 +88,7 @@ class OpenVersion:
 
     def key(self, entry: FileEntry) -> str:
         """Return the key of a file under the store's root."""
-        return file_key(self.dataset, self.version, entry.key)
+        return layout.file_key(self.dataset, self.version, entry.key)
 
     def uri(self, entry: FileEntry) -> str:
         """Return the address of a file, for readers with their own client."""
@@ -103,7 +116,7 @@ class OpenVersion:
                     run(self.store, download(self.key(entry), partial, entry.size))
                     if file_sha256(partial) == entry.sha256:
                         return partial.replace(path)
-                    os.truncate(partial, 0)
+                    os.truncate(partial, 0)  # not deleted, because others wait for its lock
         except ObjectNotFoundError:
             raise self.gone(entry) from None
         except OSError as error:
@@ -176,7 +189,7 @@ def open_address(text: str, name: str = "latest") -> OpenVersion:
             f"'{text}' is a file, not a version. Run `packhouse init {text} --tokenizer NAME` to "
             "write a recipe for it; `packhouse inspect` of the recipe shows its rows"
         )
-    address = parse_address(text)
+    address = layout.parse_address(text)
     if "latest" not in (address.name, name) and address.name != name:
         raise ConfigError(
             f"'{text}' has version '{address.name}', but version is '{name}'. Pass only one"
@@ -210,7 +223,7 @@ def open_dataset(text: str) -> tuple[ObjectStore, str]:
     Raises:
         ConfigError: The address includes a version.
     """
-    address = parse_address(text)
+    address = layout.parse_address(text)
     if "@" in text.rpartition("/")[2]:
         raise ConfigError(f"'{text}' is the address of a version. Use ROOT/DATASET")
     return open_store(address.root), address.dataset
@@ -218,9 +231,9 @@ def open_dataset(text: str) -> tuple[ObjectStore, str]:
 
 def resolve_steps(dataset: str, name: str) -> Steps[Manifest]:
     """Resolve a name to a manifest. Unless pinned, refs win over version IDs of the same name."""
-    name, recorded = split_pinned(name)
+    name, recorded = layout.split_pinned(name)
     manifest = None
-    if is_version(name):
+    if layout.is_version(name):
         manifest = yield from committed_steps(dataset, name)
     elif not recorded:
         ref, _ = yield from read_ref_steps(dataset, name)
@@ -239,8 +252,8 @@ def resolve_steps(dataset: str, name: str) -> Steps[Manifest]:
 def scan_versions(store: ObjectStore, dataset: str) -> tuple[list[Manifest], list[IntegrityError]]:
     """Return all readable committed versions, sorted by name, and the errors of the others."""
     versions, damaged = [], []
-    for version in store.list_folders(f"{check_name('dataset', dataset)}/v/"):
-        if is_version(version):
+    for version in store.list_folders(f"{layout.check_name('dataset', dataset)}/v/"):
+        if layout.is_version(version):
             try:
                 versions.append(run(store, committed_steps(dataset, version)))
             except IntegrityError as error:
@@ -294,6 +307,7 @@ def pull_version(
         tokenizer = fetch_tokenizer(opened.store, opened.manifest.tokenizer_fingerprint) or {}
         for name, content in tokenizer.items():
             write_whole(dest / "tokenizer" / name, content)
+    # Last, so that a folder with a manifest is complete.
     staged = dest / ".manifest.json.partial"
     with _alone(staged):
         staged.write_bytes(opened.manifest.to_bytes())
@@ -315,7 +329,14 @@ def verify_version(opened: OpenVersion, *, num_threads: int = 4) -> VerifyReport
         str(changed_manifest(manifest, manifest_id))
         for manifest_id in sorted(recorded - {manifest.manifest_id})
     ]
-    problems += _tokenizer_problems(opened)
+    fingerprint = manifest.tokenizer_fingerprint
+    try:
+        kept = fetch_tokenizer(opened.store, fingerprint)
+        if kept is None and manifest.facts.provenance.keeps_tokenizer:
+            key = layout.tokenizer_key(fingerprint)
+            problems.append(f"the tokenizer '{key}' is missing. Publish the version again")
+    except IntegrityError as error:
+        problems.append(str(error))
     with temporary_folder("verify") as folder:
 
         def check(entry: FileEntry) -> str:
@@ -348,18 +369,6 @@ def verify_version(opened: OpenVersion, *, num_threads: int = 4) -> VerifyReport
     )
 
 
-def _tokenizer_problems(opened: OpenVersion) -> list[str]:
-    fingerprint = opened.manifest.tokenizer_fingerprint
-    try:
-        found = fetch_tokenizer(opened.store, fingerprint)
-    except IntegrityError as error:
-        return [str(error)]
-    if found is None and opened.manifest.facts.provenance.keeps_tokenizer:
-        key = tokenizer_key(fingerprint)
-        return [f"the tokenizer '{key}' is missing. Publish the version again"]
-    return []
-
-
 @contextmanager
 def _alone(partial: Path) -> Iterator[None]:
     """Lock `partial` against other processes that pull the same file to the same path.
@@ -390,3 +399,165 @@ def _alone(partial: Path) -> Iterator[None]:
 
 def _holds(path: Path, entry: FileEntry) -> bool:
     return path.exists() and file_sha256(path) == entry.sha256
+
+
+def check_data_file(path: Path, entry: FileEntry, manifest: Manifest) -> None:
+    """Check schema, row count, token count and values of a data file; ignore other formats.
+
+    Raises:
+        ContractError: A rule is broken; names the first one and its row.
+        IntegrityError: The file cannot be read.
+    """
+    if path.suffix not in (".parquet", ".arrow", ".jsonl"):
+        return
+    rows = tokens = 0
+    for batch in _stored_batches(path, entry=entry):
+        if rows == 0 and path.suffix != ".jsonl":  # JSON has no schema
+            found = schema_to_json(batch.schema)
+            if schema_fingerprint(found) != manifest.schema_fingerprint:
+                names = batch.schema.names
+                raise ContractError(f"its schema differs from the manifest; it has columns {names}")
+        at(f"row {rows:,}")
+        tokens += check_rows(supervised_names(batch), rows, manifest)
+        rows += batch.num_rows
+    if rows != entry.rows:
+        raise ContractError(f"it has {rows:,} rows, but the manifest says {entry.rows:,}")
+    columns = {column.name for column in manifest.facts.schema.fields}
+    if tokens != entry.tokens and {"input_ids", "preference_ids"} & columns:
+        raise ContractError(f"it has {tokens:,} tokens, but the manifest says {entry.tokens:,}")
+
+
+def read_batches(
+    path: Path,
+    columns: list[str] | None = None,
+    *,
+    max_rows: int = _BATCH_ROWS,
+    entry: FileEntry | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """Read a Parquet (with page checksums), Arrow or JSON Lines file in batches of rows.
+
+    Columns of preference data are renamed to those of supervised rows.
+
+    Args:
+        path: Path of the file.
+        columns: Columns to read from a Parquet file, if it has them; default: all.
+        max_rows: Maximum rows per batch of a Parquet file; raise it for short rows.
+        entry: The file's entry in the manifest, which limits what is decoded; see `check_footer`.
+
+    Raises:
+        IntegrityError: The file is damaged.
+    """
+    columns = None if columns is None else stored_names(columns)
+    return map(supervised_names, _stored_batches(path, columns, max_rows, entry))
+
+
+def check_footer(footer: pq.FileMetaData, entry: FileEntry) -> None:
+    """Compare the row and value counts of a Parquet footer with the manifest before decoding.
+
+    A few kilobytes of Parquet can expand to gigabytes of equal IDs. No column has more values than
+    the file has tokens; an empty list counts as one value, hence tokens + rows.
+
+    Raises:
+        IntegrityError: The number of rows differs, or a column has too many values.
+    """
+    if footer.num_rows != entry.rows:
+        raise IntegrityError(
+            f"'{entry.key}' has {footer.num_rows:,} rows, but the manifest says {entry.rows:,}. "
+            "Publish the version again",
+            key=entry.key,
+        )
+    most = entry.tokens + entry.rows
+    for number in range(footer.num_columns):
+        groups = map(footer.row_group, range(footer.num_row_groups))
+        values = sum(group.column(number).num_values for group in groups)
+        if values > most:
+            raise IntegrityError(
+                f"column '{footer.schema.column(number).path}' of '{entry.key}' has {values:,} "
+                f"values, but the manifest says {entry.tokens:,} tokens. Publish the version again",
+                key=entry.key,
+            )
+
+
+def stored_names(columns: Iterable[str]) -> list[str]:
+    """Return the names that these columns may have in a file, including those of preferences."""
+    names = [*columns]
+    return [*names, *(PREFERENCE_NAMES[name] for name in names if name in PREFERENCE_NAMES)]
+
+
+def _stored_batches(
+    path: Path,
+    columns: list[str] | None = None,
+    max_rows: int = _BATCH_ROWS,
+    entry: FileEntry | None = None,
+) -> Iterator[pa.RecordBatch]:
+    try:
+        if path.suffix == ".parquet":
+            # Without page checksums, pyarrow returns the values of a flipped bit silently.
+            with pq.ParquetFile(path, page_checksum_verification=True) as file:
+                if entry is not None:
+                    check_footer(file.metadata, entry)
+                # Our row groups hold about 2 M tokens each, so that a batch of one is bounded too.
+                groups = file.metadata.num_row_groups
+                rows = file.metadata.row_group(0).num_rows if groups else 1
+                read = 0
+                for batch in file.iter_batches(max(1, min(rows, max_rows)), columns=columns):
+                    read += batch.num_rows
+                    yield batch
+                due = file.metadata.num_rows
+                if read != due:  # the footer has no checksum, and a flipped bit can hide values
+                    raise pa.ArrowInvalid(f"it has {read:,} rows, but its footer says {due:,}")
+        elif path.suffix == ".jsonl":
+            # Types come from our schema: pyarrow would guess them from the first block.
+            with path.open("rb") as lines:
+                first = lines.readline()
+                longest = max(map(len, lines), default=0)
+            present, schema = orjson.loads(first), None
+            is_preferences = "preference_ids" in present
+            if is_preferences or "input_ids" in present:
+                has_labels = {"labels", "preference_labels"} & {*present}
+                schema = published_schema(
+                    "labels" if has_labels else "compact",
+                    *(name in present for name in ("position_ids", "label", "loss_weights")),
+                    of_preferences=is_preferences,
+                )
+            block_size = max(_JSON_BLOCK_BYTES, len(first), longest)
+            yield from pyarrow.json.open_json(
+                path,
+                read_options=pyarrow.json.ReadOptions(block_size=block_size),
+                parse_options=pyarrow.json.ParseOptions(explicit_schema=schema),
+            )
+        else:
+            with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as reader:
+                for index in range(reader.num_record_batches):
+                    yield reader.get_batch(index)
+    except MemoryError:  # Arrow's out-of-memory error is both a MemoryError and an ArrowException
+        raise
+    except (pa.ArrowException, OSError) as error:
+        raise IntegrityError(f"'{path.name}' cannot be read: {error}") from None
+
+
+def check_rows(batch: pa.RecordBatch, first_row: int, manifest: Manifest) -> int:
+    """Check the values of a batch of a data file and return its number of tokens.
+
+    Raises:
+        ContractError: A rule is broken; names the first one and its row.
+    """
+    names = batch.schema.names
+    if "input_ids" not in names or not batch.num_rows:
+        return 0
+    layout: Layout = "labels" if "labels" in names else "compact"
+    due = published_schema(layout).names
+    if missing := [name for name in due if name not in names]:
+        raise ContractError(f"packed rows lack the columns {', '.join(missing)}")
+    facts = manifest.facts
+    check_packed(
+        batch,
+        facts.configuration.pack.seq_len or _ANY,
+        facts.lineage.tokenizer.vocab_size or _ANY,
+        layout,
+        # A piece of a record cut by `concat` may have no trained token; a classifier trains on the
+        # label column only.
+        allow_untrained=facts.configuration.pack.strategy == "concat" or "label" in names,
+        first_row=first_row,
+    )
+    return int(pc.sum(pc.list_value_length(batch["input_ids"])).as_py())

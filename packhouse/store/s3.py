@@ -5,9 +5,6 @@ s3fs is not used for writing, because it retries PUTs internally (a lost respons
 uploads above its block size, which Ceph 16 completes without checking the condition. Here every
 object is one PUT with Content-MD5 and `If-None-Match: *`; 409, 412, 429, 501 and 5xx are
 distinguished by code and status.
-
-botocore's checksums (CRC trailers) are sent only `when_required`: most stores other than AWS answer
-411 or corrupt them. Our own digests are verified instead.
 """
 
 import base64
@@ -239,6 +236,7 @@ def make_client(read_timeout_s: float = 60) -> Any:
     try:
         region, options = _settings(session)
         config = Config(
+            # After a lost response, a retried write would find its own object and report a failure.
             retries={"total_max_attempts": 1},
             connect_timeout=5,
             read_timeout=read_timeout_s,
@@ -282,6 +280,8 @@ def _settings(session: Any) -> tuple[str, dict[str, Any]]:
     return str(region or "us-east-1"), {
         "s3": {"addressing_style": style or ("path" if any(endpoints.values()) else "auto")},
         "signature_version": "s3v4",
+        # Most stores other than AWS answer 411 to CRC trailers or corrupt them. Our own digests are
+        # verified instead.
         "request_checksum_calculation": "when_required",
         "response_checksum_validation": "when_required",
     }

@@ -28,8 +28,8 @@ from packhouse.cli import cli
 from packhouse.errors import SourceError
 from packhouse.records.tables import QUARANTINED
 from packhouse.store import open_store, publish_version
-from packhouse.store.card import dataset_card
 from packhouse.store.manifest import Manifest, schema_fingerprint
+from packhouse.store.publish import dataset_card
 from packhouse.system.escaping import for_terminal
 from tasks import EscapedRecord
 from tests.security.test_escaping import ACTIVE, HOSTILE, hostile

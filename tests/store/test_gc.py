@@ -4,7 +4,7 @@ import time
 import pytest
 
 from packhouse.store import gc, open_store, open_version, publish_version, verify_version
-from packhouse.store.gc import collect_garbage, find_garbage
+from packhouse.store.gc import collect_garbage
 from packhouse.store.guard import require_guarded
 from packhouse.store.layout import file_key
 from packhouse.store.local import LocalStore
@@ -35,14 +35,14 @@ def age(store, seconds):
 
 def test_an_abandoned_attempt_is_fenced_and_deleted_and_a_late_publisher_moves_on(store, tmp_path):
     upload_only(store, tmp_path)
-    assert find_garbage(store, "tiny") == []
+    assert not collect_garbage(store, "tiny").garbage
     age(store, 2 * gc.DEFAULT_GRACE_S)
 
-    (garbage,) = find_garbage(store, "tiny")
+    (garbage,) = collect_garbage(store, "tiny").garbage
     assert (garbage.version, garbage.reason, len(garbage.objects)) == ("aaaa.g0", "abandoned", 1)
     assert collect_garbage(store, "tiny").num_deleted == 0  # dry run
     assert collect_garbage(store, "tiny", dry_run=False).num_deleted == 1
-    assert find_garbage(store, "tiny") == []
+    assert not collect_garbage(store, "tiny").garbage
 
     late = publish_version(store, "tiny", "aaaa", [pack_file(tmp_path)], FACTS, "latest")
     assert (late.version, late.created) == ("aaaa.g1", True)
@@ -95,7 +95,7 @@ def test_committed_versions_are_never_garbage_and_strays_are(store, tmp_path):
     store.put_create(stray, b"other bytes")
     age(store, 2 * gc.DEFAULT_GRACE_S)
 
-    (garbage,) = find_garbage(store, "tiny")
+    (garbage,) = collect_garbage(store, "tiny").garbage
     assert (garbage.reason, [info.key for info in garbage.objects]) == ("stray", [stray])
     collect_garbage(store, "tiny", dry_run=False)
     assert verify_version(open_version(store, "tiny")).is_intact
@@ -113,7 +113,7 @@ def test_temporary_files_of_killed_writers_are_removed(store, tmp_path):
 def test_a_young_stray_is_left_alone(store, tmp_path):
     publish_version(store, "tiny", "aaaa", [pack_file(tmp_path)], FACTS, "latest")
     store.put_create("tiny/v/aaaa.g0/data/stray.parquet", b"other bytes")
-    assert find_garbage(store, "tiny") == []
+    assert not collect_garbage(store, "tiny").garbage
 
 
 @pytest.mark.parametrize("ahead_s", [-3 * gc.DEFAULT_GRACE_S, 3 * gc.DEFAULT_GRACE_S])

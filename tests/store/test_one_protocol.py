@@ -17,7 +17,7 @@ import packhouse
 from packhouse.errors import PackhouseError, StoreError
 from packhouse.store import gc, open_store, protocol, publish, publish_version, refs
 from packhouse.store.objects import FileBody, ObjectStore, file_body
-from packhouse.store.publish import card_file, draft_manifest, name_files
+from packhouse.store.publish import LocalFile, dataset_card, draft_manifest, name_files
 from tests.store import simulation
 from tests.store.simulation import SimStore
 from tests.store.versions import FACTS, pack_file
@@ -125,9 +125,10 @@ def test_a_publication_asks_a_store_and_the_simulation_the_same(tmp_path, times)
         publish_version(store, "d", vid, [file], FACTS, "latest")
         uploads = name_files([file])
         draft = draft_manifest("d", vid, uploads, FACTS)
-        card = card_file(draft, tmp_path)
-        draft = publish.replace(draft, files=(*draft.files, card[0]))
-        simulate(memory, publish.publish_steps(draft, (*uploads, card), "latest"), asked)
+        (tmp_path / "README.md").write_text(dataset_card(draft))
+        uploads += name_files([LocalFile(tmp_path / "README.md", "all", kind="card")])
+        draft = publish.replace(draft, files=tuple(entry for entry, _ in uploads))
+        simulate(memory, publish.publish_steps(draft, uploads, "latest"), asked)
     # Outside the protocol, `publish_version` reads the ref and the version that it points to.
     before = [("get", "d/refs/latest.json")]
     real = list(store.asked)

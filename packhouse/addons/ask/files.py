@@ -21,8 +21,8 @@ import pyarrow.compute as pc
 
 from packhouse.errors import ContractError, IntegrityError, PackhouseError
 from packhouse.pack.layout import trained_tokens
-from packhouse.store.contracts import check_rows, read_batches
 from packhouse.store.manifest import Manifest
+from packhouse.store.read import check_rows, read_batches
 
 _ROWS = 2**16  # of lineage in a batch
 _BAD_ROWS = 2**8  # each may hold 64 KiB

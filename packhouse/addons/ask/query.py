@@ -28,10 +28,9 @@ from packhouse.records.ledger import LedgerLine, units_of
 from packhouse.records.lists import one_chunk
 from packhouse.registry import TEXT_FUNCTIONS
 from packhouse.store import protocol
-from packhouse.store.contracts import stored_names
 from packhouse.store.manifest import FileEntry, Manifest
 from packhouse.store.objects import ObjectNotFoundError, ObjectStore
-from packhouse.store.read import OpenVersion, scan_versions
+from packhouse.store.read import OpenVersion, scan_versions, stored_names
 from packhouse.store.refs import scan_refs
 from packhouse.system.disks import temporary_folder
 from packhouse.system.plugins import NO_FILES

@@ -13,8 +13,8 @@ import atexit
 import copy
 import json
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -32,7 +32,7 @@ from packhouse.errors import (
 )
 from packhouse.load.dataset import PackedDataset
 from packhouse.load.rows import ArrowRows, open_rows
-from packhouse.load.versions import cache_folder
+from packhouse.load.versions import cache_folder, locked
 from packhouse.pack.layout import IGNORE_INDEX, position_ids
 from packhouse.pack.shuffle import permutation
 from packhouse.recipe import FormatConfig, Recipe, SourceConfig
@@ -193,10 +193,8 @@ def _run_jobs(
 ) -> list[AnyReceipt]:
     """Return the receipts of all jobs. Only the first process runs them; others wait."""
     receipts: list[AnyReceipt] = []
-    with (
-        disk_errors(workspace.cache),
-        _one_at_a_time(workspace.cache / "locks" / digest([job.key for job in steps[-1]])),
-    ):
+    place = workspace.cache / "locks" / digest([job.key for job in steps[-1]])
+    with disk_errors(workspace.cache), locked(place):
         for jobs in steps:
             receipts += [execute(job, recipe, workspace) for job in jobs]
             if ledger := ledger_of(receipts):
@@ -212,17 +210,6 @@ def _run_jobs(
                     explain = function_of_addon("explain_bad_rows")
                     raise explain(error, bad, recipe, target) from None
     return receipts
-
-
-@contextmanager
-def _one_at_a_time(path: Path) -> Iterator[None]:
-    import fcntl
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
-        # The kernel releases the lock when the file is closed, even if the process is killed.
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _sources(
@@ -287,7 +274,13 @@ def _format(template: object, tokenizer: str, cache: Path) -> FormatConfig:
             )
         template = {name: getattr(template, name) for name in TEXTS if hasattr(template, name)}
     if str(template).endswith(".json") and Path(str(template)).is_file():
-        template = _read_texts(Path(str(template)))
+        file, remedy = Path(str(template)), "Pass a JSON object of texts."
+        try:
+            template = json.loads(file.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ConfigError(f"'{file}' is not JSON ({error}). {remedy}") from None
+        if not isinstance(template, dict):
+            raise ConfigError(f"'{file}' holds a {type(template).__name__}. {remedy}")
     if isinstance(template, Mapping):
         ends = ends_of(load_snapshot(tokenizer, Workspace(cache=cache).tokenizers, "class"), "")
         text, turns = texts_to_jinja(template, ends), "whole"  # encoded whole, as in dart-math
@@ -298,17 +291,6 @@ def _format(template: object, tokenizer: str, cache: Path) -> FormatConfig:
             cache, "template.jinja", lambda path: Path(path).write_bytes(text.encode())
         )
     return FormatConfig.model_validate({"template": text, "turns": turns})
-
-
-def _read_texts(path: Path) -> Mapping[str, object]:
-    """Read the texts of a template from a JSON file."""
-    try:
-        texts = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigError(f"'{path}' is not JSON ({error}). Pass a JSON object of texts.") from None
-    if not isinstance(texts, dict):
-        raise ConfigError(f"'{path}' holds a {type(texts).__name__}. Pass a JSON object of texts.")
-    return texts
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -50,7 +50,7 @@ from packhouse.run.cache import Workspace
 from packhouse.run.chain import Plan, plan_jobs
 from packhouse.run.given import recipe_for
 from packhouse.store import OpenVersion, open_version
-from packhouse.store.card import numbers_of
+from packhouse.store.publish import numbers_of
 from packhouse.system.disks import check_cache, find_cache
 from packhouse.system.escaping import PAGE_STYLE, html_table, html_text
 from packhouse.system.wording import counted

@@ -144,9 +144,16 @@ def check_packing(
     }
     records = _find_records(batch)
     with _inference(model):
-        packed = _logits(model, inputs)
-        difference, largest = _compare_alone(model, inputs["input_ids"], packed, records)
-        numbers = _number(records, inputs["input_ids"])
+        input_ids, packed = inputs["input_ids"], _logits(model, inputs)
+        difference = largest = 0.0
+        for row, start, end in records:
+            ids = input_ids[row : row + 1, start:end]
+            positions = torch.arange(end - start, device=ids.device)[None]
+            alone = {"input_ids": ids, "position_ids": positions, "use_cache": False}
+            logits = _logits(model, alone)[0]
+            difference = _larger(difference, (packed[row, start:end] - logits).abs())
+            largest = _larger(largest, logits.abs())
+        numbers = _number(records, input_ids)
         leak, response = map(float, _find_moves(model, inputs, packed, numbers, len(records)))
     share = _TOLERANCE.get(parameter.dtype, _HALF_TOLERANCE)
     return PackingReport(
@@ -338,20 +345,6 @@ def _logits(model: torch.nn.Module, inputs: Mapping[str, Any]) -> torch.Tensor:
         return output.float()
     logits = output.logits if hasattr(output, "logits") else output.last_hidden_state
     return logits.float()
-
-
-def _compare_alone(
-    model: torch.nn.Module, input_ids: torch.Tensor, packed: torch.Tensor, records: list[Record]
-) -> tuple[float, float]:
-    """Return the largest |packed - alone| and the largest |logit| over all records."""
-    difference = largest = 0.0
-    for row, start, end in records:
-        ids = input_ids[row : row + 1, start:end]
-        positions = torch.arange(end - start, device=ids.device)[None]
-        alone = _logits(model, {"input_ids": ids, "position_ids": positions, "use_cache": False})
-        difference = _larger(difference, (packed[row, start:end] - alone[0]).abs())
-        largest = _larger(largest, alone.abs())
-    return difference, largest
 
 
 def _find_moves(

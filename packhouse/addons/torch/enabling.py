@@ -373,6 +373,7 @@ def _guard(
     _refuse_long_rope(config, positions)
     if mask is not None:
         _refuse_mask(positions, mask, has_numbers)
+    # transformers 5 separates records by positions only without a mask and without a cache.
     return (), given | {"position_ids": positions, "attention_mask": None, "use_cache": False}
 
 

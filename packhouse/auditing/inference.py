@@ -215,6 +215,7 @@ class _Check:
         self.counts["records_checked"] += len(chosen)
         texts = side.formatted.take(pa.array(aligned[chosen]))
         tokens = pc.index_in(texts["record_id"], value_set=one_chunk(side.tokenized["record_id"]))
+        # Look at all records, because another record of the same row may have the reasoning.
         thoughts = FlatMessages.of(side.conversations["messages"])
         thinks = pa.array(thoughts.sums(has_thinking(thoughts)) > 0)
         rows = side.conversations.select(["source", "row"]).filter(thinks).to_pylist()

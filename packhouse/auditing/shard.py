@@ -158,9 +158,10 @@ def audit_shard(
     }
 
 
-_FLAGS = frozenset(
-    ("double_bos", "missing_bos", "double_ends", "untrained_rows", "misplaced_rows")
-) | {"unlocated_rows"}
+_FLAGS = {
+    *("double_bos", "missing_bos", "double_ends"),
+    *("untrained_rows", "misplaced_rows", "unlocated_rows"),
+}
 """Findings that are 0 or 1 per row."""
 
 

@@ -12,7 +12,7 @@ from packhouse.errors import AuditError
 from packhouse.recipe import AuditConfig
 from packhouse.recipe.audit import QUALITY_COUNTERS
 from packhouse.records.gates import GateResult
-from packhouse.store.manifest import Audit, AuditedRow, Contamination, Counters, Inference, Quality
+from packhouse.store.manifest import Audit, AuditedRow, Counters, Inference, Quality
 from packhouse.system.wording import counted
 
 # limit of AuditConfig -> finding, what it is a share of, text for a message
@@ -218,9 +218,20 @@ def _findings(audit: Audit, config: AuditConfig) -> Iterator[_Finding]:
             yield _Finding("misplaced_rows", source, number, counts.get("rows", 0), text)
         yield from _shares(config, source, counts, _SHARES)
     yield from _shares(config, "", audit.packs, _OF_PACKS)
-    if audit.contamination:
-        yield _contamination(audit.contamination, config)
-    if audit.inference:
+    if shared := audit.contamination:
+        # With `drop`, pack has already kept the rows out of train.
+        number = shared.contaminated if shared.on_match == "stop" else 0
+        named = (
+            f"{row.source} row {row.row:,} with {row.benchmark} ('{row.words}')"
+            for row in shared.worst[:2]
+        )
+        text = (
+            f"{number:,} of {counted(shared.rows, 'row')} ({number / max(shared.rows, 1):.2%}) "
+            f"share {shared.ngram} words in a row with a benchmark: {', '.join(named)}"
+        )
+        limit, allowed = "max_contaminated", config.max_contaminated
+        yield _Finding("contaminated", "", number, shared.rows, text, limit, allowed, shared.worst)
+    if audit.inference and audit.inference.turns != "whole":  # `whole` trains others on purpose
         yield from _inference(audit.inference)
     if audit.quality:
         yield from _quality(audit.quality, config)
@@ -252,24 +263,9 @@ def _shares(
         yield _Finding(kind, source, number, total, text, limit, allowed)
 
 
-def _contamination(found: Contamination, config: AuditConfig) -> _Finding:
-    number, total, rows = found.contaminated, found.rows, found.worst
-    if found.on_match != "stop":
-        number = 0  # pack has already kept them out of train
-    named = ", ".join(
-        f"{row.source} row {row.row:,} with {row.benchmark} ('{row.words}')" for row in rows[:2]
-    )
-    text = (
-        f"{number:,} of {counted(total, 'row')} ({number / max(total, 1):.2%}) share "
-        f"{found.ngram} words in a row with a benchmark: {named}"
-    )
-    limit, allowed = "max_contaminated", config.max_contaminated
-    return _Finding("contaminated", "", number, total, text, limit, allowed, rows)
-
-
 def _inference(found: Inference) -> Iterator[_Finding]:
-    """Yield answers that a model would not generate; `turns: whole` trains those on purpose."""
-    for source, counts in found.sources.items() if found.turns != "whole" else ():
+    """Yield answers that a model would not generate."""
+    for source, counts in found.sources.items():
         total = counts["answers_checked"]
         for kind, right, says in (
             ("other_prompts", "answers_after_prompt", "do not follow the prompt at inference"),

@@ -215,6 +215,7 @@ class _Check:
         self.counts["records_checked"] += len(chosen)
         texts = side.formatted.take(pa.array(aligned[chosen]))
         tokens = pc.index_in(texts["record_id"], value_set=one_chunk(side.tokenized["record_id"]))
+        # Look at all records, because another record of the same row may have the reasoning.
         thoughts = FlatMessages.of(side.conversations["messages"])
         thinks = pa.array(thoughts.sums(has_thinking(thoughts)) > 0)
         rows = side.conversations.select(["source", "row"]).filter(thinks).to_pylist()
@@ -305,20 +306,35 @@ class _Check:
             chosen = np.linspace(0, len(answers) - 1, num=number).round().astype(np.int64)
             answers = [answers[each] for each in np.unique(chosen).tolist()]
         for answer, index in answers:
-            counts["answers_checked"] += 1
-            if index is None:
-                self._note("other_prompts", record, answer, ("it has no trained span", "", ""))
-                continue
-            fault = self._prompt_fault(record, answer, index)
+            fault: _Fault | None = "it has no trained span", "", ""
+            if index is not None:
+                fault = self._prompt_fault(record, answer, index)
             if fault is _PARTIAL:
-                counts["answers_checked"] -= 1
                 counts["partly_trained"] += 1
                 continue
+            counts["answers_checked"] += 1
             counts["answers_after_prompt"] += fault is None
-            self._note("other_prompts", record, answer, fault)
-            fault = self._stop_fault(record, index)
-            counts["completions_stopped"] += fault is None
-            self._note("other_stops", record, answer, fault)
+            found = {"other_prompts": fault}
+            if index is not None:
+                found["other_stops"] = self._stop_fault(record, index)
+                counts["completions_stopped"] += found["other_stops"] is None
+            for finding, each in found.items():
+                num_known = sum(worst["finding"] == finding for worst in self.worst)
+                if each is None or num_known >= NUM_WORST:
+                    continue
+                what, text, expected = each
+                self.worst.append(
+                    {
+                        "finding": finding,
+                        "source": record.source,
+                        "row": record.row,
+                        "record_id": record.record_id,
+                        "value": answer.number,
+                        "what": what,
+                        "text": text,
+                        "expected": expected,
+                    }
+                )
 
     def _prompt_fault(self, record: _Record, answer: _Answer, index: int) -> _Fault | None:
         """Return the fault in an answer's prompt, or None."""
@@ -418,24 +434,6 @@ class _Check:
         if not self.allows_control and not ids.isdisjoint(own[:-1]):
             return "its tokens contain a stop token", shown, due
         return None
-
-    def _note(self, finding: str, record: _Record, answer: _Answer, fault: _Fault | None) -> None:
-        is_full = sum(each["finding"] == finding for each in self.worst) >= NUM_WORST
-        if fault is None or is_full:
-            return
-        what, text, expected = fault
-        self.worst.append(
-            {
-                "finding": finding,
-                "source": record.source,
-                "row": record.row,
-                "record_id": record.record_id,
-                "value": answer.number,
-                "what": what,
-                "text": text,
-                "expected": expected,
-            }
-        )
 
 
 def _pairs(spans: Sequence[Mapping[str, int]]) -> list[tuple[int, int]]:

@@ -418,7 +418,9 @@ def writes_prompts(config: FormatConfig, snapshot: TokenizerSnapshot) -> bool:
     """
     name = config.template
     is_jinja = name.endswith((".jinja", ".j2")) or name in CHAT_TEMPLATES
-    return not is_jinja or "add_generation_prompt" in _source(name, snapshot)
+    if is_renderer(name) or not is_jinja:
+        return True
+    return "add_generation_prompt" in _source(name, snapshot)
 
 
 def _source(name: str, snapshot: TokenizerSnapshot) -> str:

@@ -158,9 +158,10 @@ def audit_shard(
     }
 
 
-_FLAGS = frozenset(
-    ("double_bos", "missing_bos", "double_ends", "untrained_rows", "misplaced_rows")
-) | {"unlocated_rows"}
+_FLAGS = {
+    *("double_bos", "missing_bos", "double_ends"),
+    *("untrained_rows", "misplaced_rows", "unlocated_rows"),
+}
 """Findings that are 0 or 1 per row."""
 
 
@@ -500,8 +501,7 @@ Read: TypeAlias = Callable[[Sequence[str]], Iterable[pa.RecordBatch]]
 def audit_records(read: Read, num_records: int) -> dict[str, Any]:
     """Count duplicates, in each source and overall, and contents that are in train and eval.
 
-    Ids and groups are compared by their leading 64 bits. Memory: 9 bytes per record, plus 70 for
-    each duplicate. To save memory, records are read three times.
+    Ids and groups are compared by their leading 64 bits.
 
     Args:
         read: returns the named columns of all records in batches, schema `steps.pack.LINEAGE`,
@@ -525,6 +525,7 @@ def audit_records(read: Read, num_records: int) -> dict[str, Any]:
             files.update(batch["source"].unique().to_pylist())
             yield batch["record_id"]
 
+    # Read the records three times rather than keep them: 9 bytes per record, 70 per duplicate.
     ordered = sort_leading_bits(ids(), num_records)
     repeated = np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
     sharing = []  # records whose content occurs more than once

@@ -395,6 +395,7 @@ def deduplicate(
     repeats_of = np.full(sum(table.num_rows for table in fingerprints), -1, np.int64)
     reasons = np.full(len(repeats_of), _KEPT, np.uint8)
     if config.near == "drop":
+        # Two different questions about one long text are two examples.
         alike = found.answers >= config.near_threshold * _ANSWERS
         dropped = spread(drop_in_order(found.near[alike]), *found.led.T)
         repeats_of[dropped[:, 1]], reasons[dropped[:, 1]] = dropped[:, 0], _NEAR
@@ -407,6 +408,7 @@ def deduplicate(
         is_led = np.isin(found.led[:, 0], found.near) & (found.led[:, 0] != found.led[:, 1])
         near = config.near in ("drop", "same_side")
         joined = [found.near, found.led[is_led]] if near else []
+        # Also the pairs that are not dropped, so that both rows are in the same split.
         pairs = np.concatenate([found.equal, *joined])
         group_keys = join_groups(group_keys, pairs, split_seed)
     admitted = admitted.without(reasons == _NEAR, "near_duplicate")

@@ -1,9 +1,8 @@
 """Gather the tokens of planned packs, a few hundred packs at a time.
 
 The tokens of a batch are one `bytes.join` over memory views of the mapped shards, so each token is
-copied once, with one Python object per sequence. On Alpaca (mean 104 tokens) this takes 1.8 ns per
-token, against 2.5 for `np.take` with an index per token and 4.9 for `np.concatenate` of slices.
-Everything else (ranges, record ids) is numpy over the sequences of the batch.
+copied once, with one Python object per sequence. Everything else (ranges, record ids) is numpy over
+the sequences of the batch.
 
 Shards stay mapped. Besides the plan, memory holds offsets (12 bytes per record, 8 per trained
 range) and one batch. The result does not depend on how records are divided into shards.
@@ -211,6 +210,8 @@ def _join(
     end: np.ndarray,
 ) -> pa.Buffer:
     """Join the slices [begin, end) of the views' chunks."""
+    # On Alpaca (mean 104 tokens) this takes 1.8 ns per token, against 2.5 for `np.take` with an
+    # index per token and 4.9 for `np.concatenate` of slices.
     places = zip(chunk.tolist(), begin.tolist(), end.tolist(), strict=True)
     blocks = iter(lambda: [views[k][i:j] for k, i, j in islice(places, _BLOCK_VIEWS)], [])
     return pa.py_buffer(b"".join(map(b"".join, blocks)))

@@ -221,6 +221,7 @@ def trained_mask(
         >>> trained_mask(np.array([1, 3]), np.array([3, 4]), 5).tolist()
         [False, True, True, True, False]
     """
+    # int8 is enough, because ranges are disjoint: the sum is 0 or 1.
     steps = np.zeros(num_tokens + 1, dtype=np.int8)
     steps[starts] += 1
     steps[ends] -= 1

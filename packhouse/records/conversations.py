@@ -170,6 +170,7 @@ class Conversations:
     ) -> Iterator[tuple[list[dict[str, object]], tuple[str | None, str | None]]]:
         """Yield the messages (dicts without nulls), and the tools and arguments, of each row."""
         lists = self.messages.to_lists()
+        # In blocks, so that not all rows are Python objects at the same time.
         for first in range(0, len(rows), 512):
             block = pa.array(rows[first : first + 512])
             talks = lists.take(block)

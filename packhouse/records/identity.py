@@ -172,6 +172,7 @@ def _join_messages(flat: FlatMessages) -> pa.Array:
     parts = flat["part_weights"]
     if parts.null_count < len(parts):  # unambiguous: it begins with `[`, unlike any message head
         texts.append(pc.fill_null(parts.cast(pa.binary()), b""))
+    # The bits of the weight; -1, which is the bits of a NaN, if there is none.
     weight = np.asarray(pc.fill_null(flat["weight"].cast(pa.float32()), np.nan), "<f4")
     head[:, 7] = np.where(np.isnan(weight), -1, weight.view("<i4"))
     starts = pa.py_buffer(np.arange(0, 32 * len(codes) + 1, 32, dtype=np.int32))
@@ -356,6 +357,7 @@ def number_rows(shard: pa.Table) -> Int64s:
     rows, groups = np.asarray(one_chunk(shard["row"])), one_chunk(shard["group_key"])
     is_first = np.ones(len(rows), np.bool_)
     is_first[1:] = rows[1:] != rows[:-1]
+    # Questions of one SQuAD article share a line of the file, but they are different rows.
     is_first[1:] |= np.asarray(pc.not_equal(groups[1:], groups[:-1]), np.bool_)
     return np.cumsum(is_first) - 1
 

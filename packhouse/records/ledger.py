@@ -169,6 +169,7 @@ def check_quarantine(
     reasons: Counter[str] = Counter()
     for line in checked:
         reasons.update(line.quarantined)
+    # A row has several reasons if several of its records are bad.
     is_by_record = reasons.total() > bad
     counts = ", ".join(
         f"{reason} {counted(n, 'record') if is_by_record else f'{n:,}'}"

@@ -193,6 +193,7 @@ def weights_column(weights: Float32s | None, counts: npt.NDArray[np.integer]) ->
     row = np.repeat(np.arange(len(counts)), counts)
     is_scaled = np.zeros(len(counts), np.bool_)
     is_scaled[row[weights != 1]] = True
+    # Without fractional weights, a column costs only a null bitmap.
     if not is_scaled.any():
         return pa.nulls(len(counts), WEIGHTS)
     offsets = np.concatenate([[0], np.cumsum(np.where(is_scaled, counts, 0))])

@@ -88,6 +88,7 @@ def keep_both(
     of_rejected = pc.binary_join_element_wise("rejected", second["detail"], ": ")
     place = QUARANTINED.get_field_index("detail")
     second = second.set_column(place, QUARANTINED.field("detail"), of_rejected)
+    # List a pair once, with the reason of its chosen side.
     second = second.filter(pc.invert(pc.is_in(second["row"], value_set=first["row"])))
     bad = pa.concat_tables([first, second]).sort_by("row")
     kept = [
@@ -100,8 +101,7 @@ def keep_both(
 def cut_behind_answers(formatted: pa.Table) -> pa.Table:
     r"""Cut texts after their last trained byte: `...<|im_end|>\n` loses its `\n`.
 
-    TRL trains everything after a prompt, so nothing untrained may follow the answer. A text with
-    content after its answer is left unchanged; `check_answers` rejects it later.
+    TRL trains everything after a prompt, so nothing untrained may follow the answer.
 
     Args:
         formatted: texts, schema `tables.FORMATTED`.
@@ -112,6 +112,7 @@ def cut_behind_answers(formatted: pa.Table) -> pa.Table:
     last = np.zeros(len(ends), np.int64)
     np.maximum.at(last, trained.row_of_each(), trained.ends)
     is_cut = last > 0
+    # A text with content after its answer is left unchanged; `check_answers` rejects it later.
     rows = content.row_of_each()
     is_cut[rows[content.ends > last[rows]]] = False
     ends = np.where(is_cut, last, ends)
@@ -155,7 +156,7 @@ def join_sides(chosen: pa.Table, rejected: pa.Table) -> tuple[pa.Table, Faults]:
         row: (reason, f"rejected: {detail}")
         for row, (reason, detail) in check_answers(rejected).items()
     }
-    faults = of_rejected | check_answers(chosen)
+    faults = of_rejected | check_answers(chosen)  # one fault per pair: the chosen side's
     good = np.setdiff1d(np.arange(chosen.num_rows), list(faults))
     chosen_good, rejected_good = (table.take(pa.array(good)) for table in (chosen, rejected))
     tokens = [flat_list(table["input_ids"]) for table in (chosen_good, rejected_good)]
@@ -213,7 +214,7 @@ def split_sides(tokenized: pa.Table) -> tuple[pa.Table, pa.Table]:
     """
     ids, offsets = flat_list(tokenized["input_ids"])
     ranges = read_ranges(tokenized["trained_ranges"])
-    num_chosen = ranges.ends[::2]
+    num_chosen = ranges.ends[::2]  # a side ends with its answer
     bounds = np.stack([offsets[:-1], offsets[:-1] + num_chosen], axis=1).ravel()
     lists = list_array(pa.array(ids), np.append(bounds, offsets[-1]), pa.int32())
     sides = []

@@ -251,13 +251,13 @@ class SplitText:
 def split_bytes(part: pa.Table, formatted: pa.Table) -> dict[str, int]:
     """Return the bytes of the records of split rows, and of one rendering for each of these rows.
 
-    The longest record of a row, that of its last answer, counts as that rendering. Message trees,
-    whose paths share a row, are not counted.
+    The longest record of a row, that of its last answer, counts as that rendering.
     """
     rows, counts = np.unique(part["row"].to_numpy(), return_counts=True)
     texts = pa.table({"row": formatted["row"], "size": pc.binary_length(formatted["text"])})
     sums = texts.group_by("row").aggregate([("size", name) for name in ("count", "sum", "max")])
     is_split = pc.greater(sums["size_count"], 1)
+    # Paths of a message tree share a row; those rows are not counted.
     is_alone = pc.is_in(sums["row"], value_set=pa.array(rows[counts == 1]))
     split = sums.filter(pc.and_(is_split, is_alone))
     return {

@@ -55,6 +55,12 @@ def test_sound_rows_have_no_finding(tables):
     assert counts["answer_bytes"] == sum(map(len, answers))
 
 
+def test_a_built_in_renderer_has_no_template_file(tables):
+    side = Side(tables.validated, tables.formatted, tables.tokenized)
+    found = audit_shard([side], tables.snapshot, FormatConfig(template="harmony"))
+    assert found["counts"]["leaked_headers"] == 0
+
+
 THOUGHTS = [turns("Why?", "So. <think>hm</think> And <think>ha</think> so.", "And?", "Yes.")]
 
 

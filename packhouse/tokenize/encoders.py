@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.metadata import version
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -368,28 +368,13 @@ class EncoderError(Exception):
     """A fast encoder cannot read a tokenizer or failed on a text; HF is used instead."""
 
 
-class Encoder(Protocol):
-    """Turns texts into ids exactly as the tokenizer with `add_special_tokens=False` does."""
-
-    name: str
-    """Package of the encoder."""
-
-    version: str
-    """Version of that package."""
-
-    is_reference: bool
-    """True for HF itself, which does not have to be checked."""
-
-    def encode(self, texts: pa.StringArray) -> Ids:
-        """Encode texts; the ids are those of HF `tokenizers`."""
-
-
 class HFEncoder:
     """The reference: `tokenizers` itself.
 
     Example:
         >>> from tokenizers import Tokenizer, models
-        >>> encoder = HFEncoder(Tokenizer(models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")])))
+        >>> tokenizer = Tokenizer(models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")]))
+        >>> encoder = HFEncoder(tokenizer.to_str())
         >>> ids, offsets = encoder.encode(pa.array(["abb", "", "a"]))
         >>> ids.tolist(), offsets.tolist()
         ([2, 1, 0], [0, 2, 2, 3])
@@ -398,14 +383,9 @@ class HFEncoder:
     name = "tokenizers"
     is_reference = True
 
-    def __init__(self, tokenizer: "Tokenizer") -> None:
+    def __init__(self, backend: str) -> None:
         self.version = version("tokenizers")
-        self._tokenizer = tokenizer
-
-    @staticmethod
-    def load(backend: str) -> "HFEncoder":
-        """Load a pipeline, once per process."""
-        return HFEncoder(load_tokenizer(backend))
+        self._tokenizer = load_tokenizer(backend)  # once per process
 
     def encode(self, texts: pa.StringArray) -> Ids:
         """Encode texts in chunks of 1 MiB, so that HF's objects stay few."""
@@ -471,6 +451,10 @@ class GigatokenEncoder:
             parts.append(matrix[filled].view(np.int32))
             lengths.append(widths)
         return np.concatenate(parts), np.cumsum(np.concatenate(lengths))
+
+
+Encoder = HFEncoder | GigatokenEncoder
+"""Turns texts into ids exactly as the tokenizer with `add_special_tokens=False` does."""
 
 
 @contextmanager

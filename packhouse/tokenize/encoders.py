@@ -287,7 +287,12 @@ def read_pipeline(backend: str) -> Pipeline:
     if is_byte_level:
         shown = _replaced(_byte_level(tokens), own)
     elif has_word_marks:
-        shown = _replaced(_word_marked(tokens), own)
+        # Word marks become spaces, and `<0xAB>` the byte 0xAB.
+        spaced = pc.replace_substring(pa.array(tokens, pa.string()), WORD_MARK, " ")
+        hexadecimal = re.compile(r"<0x([0-9A-F]{2})>")
+        found = ((i, hexadecimal.fullmatch(t)) for i, t in enumerate(tokens) if t[:3] == "<0x")
+        bytes_of = {i: bytes.fromhex(match[1]) for i, match in found if match}
+        shown = _replaced(spaced.cast(pa.binary()), bytes_of | own)
     else:  # WordPiece, for people: "say", "##ing" -> b" say", b"ing"
         if prefix := model.get("continuing_subword_prefix"):
             tokens = [t.removeprefix(prefix) if t.startswith(prefix) else f" {t}" for t in tokens]
@@ -333,14 +338,6 @@ def _byte_level(tokens: list[str]) -> pa.BinaryArray:
     array = pa.BinaryArray.from_buffers(pa.binary(), len(tokens), buffers)
     foreign = np.unique(np.searchsorted(offsets, np.flatnonzero(data < 0), "right") - 1)
     return _replaced(array, {row: tokens[row].encode() for row in foreign.tolist()})
-
-
-def _word_marked(tokens: list[str]) -> pa.BinaryArray:
-    """Convert SentencePiece texts to bytes: word marks become spaces, `<0xAB>` the byte 0xAB."""
-    array = pc.replace_substring(pa.array(tokens, pa.string()), WORD_MARK, " ").cast(pa.binary())
-    hexadecimal = re.compile(r"<0x([0-9A-F]{2})>")
-    found = ((i, hexadecimal.fullmatch(t)) for i, t in enumerate(tokens) if t.startswith("<0x"))
-    return _replaced(array, {i: bytes.fromhex(match[1]) for i, match in found if match})
 
 
 def _replaced(array: pa.BinaryArray, values: dict[int, bytes]) -> pa.BinaryArray:

@@ -129,12 +129,12 @@ class RowRenderer:
         Raises:
             TemplateError: it cannot be used.
         """
-        set_arguments, template = self._config.chat_template_kwargs, self.template
+        values = self.template.values
         return learn_facts(
             self._probe,
-            where=template.where,
-            arguments={name: template.values.get(name, (True, False)) for name in self._arguments},
-            is_set=lambda name: name in set_arguments,
+            where=self.template.where,
+            arguments={name: values.get(name, (True, False)) for name in self._arguments},
+            set_arguments=self._config.chat_template_kwargs,
             stop_tokens=self._stops,
             control=self.control_bytes,
         )

@@ -4,7 +4,7 @@ Probes are plain words, rendered once per template. Model families are never rec
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import product
@@ -87,7 +87,7 @@ def learn_facts(
     *,
     where: str,
     arguments: Mapping[str, Sequence[object]],
-    is_set: Callable[[str], bool],
+    set_arguments: Container[str],
     stop_tokens: Mapping[str, str],
     control: re.Pattern[bytes],
 ) -> TemplateFacts:
@@ -97,7 +97,7 @@ def learn_facts(
         render: renders the probes.
         where: name of the template in errors.
         arguments: arguments that only this template looks up, with values to try.
-        is_set: returns True if the recipe sets an argument.
+        set_arguments: arguments that the recipe sets.
         stop_tokens: tokens at which generation stops, with their sources.
         control: matches control tokens.
 
@@ -125,7 +125,7 @@ def learn_facts(
 
     sources, plain_stops = _stops(tried, answered, stop_tokens, control, where)
     switch = _find_switch(tried, arguments)
-    free = None if switch is None or is_set(switch.name) else switch
+    free = None if switch is None or switch.name in set_arguments else switch
     thinking = {free.name: free.thinking} if free else {}
     prompt, question = tried(QUESTION, {}, True), tried(QUESTION)
     tail = prompt.tail if prompt else b""

@@ -51,13 +51,11 @@ class WindowRule:
     """FORMATTED table -> number of tokens in each row; -1 if the row is quarantined."""
 
     def over(self, formatted: pa.Table) -> Bools:
-        """Return which rendered rows are too long. Most fit by their bytes and are not tokenized.
-
-        A token covers at least one byte, so a text of 1,500 bytes has at most 1,508 tokens,
-        including those that the tokenizer adds, and fits into 2,048.
-        """
+        """Return which rendered rows are too long."""
+        # Most fit by their bytes and are not tokenized. A token covers at least one byte, and
+        # a tokenizer adds fewer than 8: a text of 1,500 bytes has at most 1,508 and fits into 2,048.
         num_bytes = pc.binary_length(formatted.column("text")).to_numpy()
-        over = num_bytes + 8 > self.seq_len  # a tokenizer adds fewer than 8 tokens
+        over = num_bytes + 8 > self.seq_len
         if over.any():
             over[over] = self.measure(formatted.filter(pa.array(over))) > self.seq_len
         return np.asarray(over)

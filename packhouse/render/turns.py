@@ -205,14 +205,12 @@ class Answers:
         return made
 
     def _join(self, record: Record, turn: Turn) -> Rendering | None:
-        """Extend the record so far by a prompt; return None if the prompt does not continue it.
-
-        If the thinking switch changes, only an exact continuation joins: SmolLM3's system turn says
-        whether to think, so the earlier prompt would say the opposite of what is trained.
-        """
+        """Extend the record so far by a prompt; return None if the prompt does not continue it."""
         prompt, done = turn.prompt, record.rendering.text[: record.end]
         if prompt.text.startswith(done):
             return prompt
+        # If the thinking switch changes, only an exact continuation joins: SmolLM3's system turn
+        # says whether to think, so the earlier prompt would say the opposite of what is trained.
         if self._config.turns != "joined" or turn.thinks != record.thinks:
             return None
         written = [o for o in record.rendering.occurrences if o.end <= record.end]
@@ -588,9 +586,10 @@ class Answers:
     def _borrowed(
         self, number: int, arguments: Mapping[str, object], prompt: Rendering
     ) -> Rendering | None:
-        """Render the answer with a call appended, since some templates keep reasoning only then."""
+        """Render the answer with a call appended; None if this does not keep its reasoning."""
         if "tool_calls" in self._raw[number]:
             return None
+        # Kimi K2-Thinking and K2.5 write reasoning only in turns that call a tool.
         try:
             called = self._talk.prefix(number + 1, arguments, calls=PROBE_CALL)
             start = self._start(number, prompt, called)
@@ -659,11 +658,9 @@ class Answers:
     def _can_stand_apart(
         self, number: int, arguments: Mapping[str, object], before: Occurrence, after: Occurrence
     ) -> bool:
-        """Return True if the text after a stop token could be moved to a separate message.
-
-        A call can if the template writes a generation prompt after the text before it. Nemotron
-        Nano v2 does not: it continues the last answer without a header.
-        """
+        """Return True if the text after a stop token could be moved to a separate message."""
+        # A call can if the template writes a generation prompt after the text before it. Nemotron
+        # Nano v2 does not: it continues the last answer without a header.
         calls = ("call", "function")
         if after.field.kind not in calls or before.field.kind in calls:
             return after.field.kind in calls
@@ -685,9 +682,11 @@ class Answers:
         """
         rest = finished.between(at, len(finished.text))
         following = [*rest.controls(self._control)]
-        for match in following:
+        for match in following:  # in the row's own text, a stop token is text
             if match.group() in self._facts.stops:
                 return Closing(rest, rest.text[: match.end()], match.group())
+        # GLM writes the stop token as the header of the next turn: `<|user|>` after an answer,
+        # `<|observation|>` after a call. So one more message is rendered to see it.
         calls = self._raw[number].get("tool_calls") and self._talk.messages[number]["tool_calls"]
         probes: Messages = [] if calls else [{"role": "user", "content": PROBE_TEXT}]
         for call in calls or ():

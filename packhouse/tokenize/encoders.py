@@ -135,8 +135,7 @@ class TokenTexts:
     def differing(self, ids: Int32s, text: Bytes, shortened: Int64s | None = None) -> Int64s:
         """Find the tokens whose bytes differ from the text at their position.
 
-        Joining them with Arrow's `take` needs two thirds of the time of comparing one by one. It
-        does not check the ids, which `edges` does.
+        Ids are not checked; `edges` does that.
 
         Args:
             ids: tokens.
@@ -158,6 +157,7 @@ class TokenTexts:
         for start in range(0, len(ids), _BLOCK):
             low, high = np.searchsorted(shortened, [start, start + _BLOCK])
             own = pa.array(ids[start : start + _BLOCK])
+            # Joining them needs two thirds of the time of comparing one by one.
             tokens = pc.take(self.tokens, own, boundscheck=False)
             joined, edges = string_bytes(tokens)
             if high > low:
@@ -402,11 +402,7 @@ class HFEncoder:
 
 
 class GigatokenEncoder:
-    """Byte-level and SentencePiece BPE, about 60 times as fast as HF, if it passes the gate.
-
-    Takes padded matrices from gigatoken and removes the padding, because its flat arrays would
-    import awkward (0.5 s). The size of the matrix limits a batch.
-    """
+    """Byte-level and SentencePiece BPE, about 60 times as fast as HF, if it passes the gate."""
 
     name = "gigatoken"
     is_reference = False
@@ -441,6 +437,7 @@ class GigatokenEncoder:
         binary = texts.cast(pa.binary())
         for start, end in _matrix_chunks(np.diff(list_offsets(texts))):
             source = gigatoken.BytesSource(binary[start:end].to_pylist())
+            # A padded matrix, because gigatoken's flat arrays would import awkward (0.5 s).
             with _as_encoder_error("failed"):
                 matrix, widths = self._tokenizer.encode_batch_padded(source, 0)
             # Rows of 2 and 1 ids in 2 columns: [[1 1] [1 0]]; row by row these are the ids.
@@ -503,10 +500,7 @@ class TokenLimit:
 
 
 def load_tokenizer(backend: str) -> "Tokenizer":
-    """Load a pipeline with `tokenizers` (Qwen: 0.4 s, 150 MB), once per process.
-
-    The post-processor is removed: none adds ids here, but some move offsets past leading spaces.
-    """
+    """Load a pipeline with `tokenizers` (Qwen: 0.4 s, 150 MB), once per process."""
     from tokenizers import Tokenizer
 
     tokenizer = _loaded.get(backend)
@@ -558,6 +552,7 @@ def forget_encoders() -> None:
 
 def bare(tokenizer: "Tokenizer") -> "Tokenizer":
     """Remove everything that adds ids to those of the text, as in `load_tokenizer`."""
+    # No post-processor adds ids here, but some move offsets past leading spaces.
     tokenizer.post_processor = None
     tokenizer.encode_special_tokens = False
     return tokenizer

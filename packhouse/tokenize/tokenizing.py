@@ -442,9 +442,10 @@ def _encode_in_pieces(
     """Encode rows in pieces and join the pieces. Leaves out rows with a piece that fails.
 
     Text between a cut and the next added token is a separate inner piece, which gets no space in
-    front. `a the</s>[INST] b`, cut at 2, gives `a `, the inner piece `the`, and `</s>[INST] b`.
+    front.
     """
     is_added = read_pipeline(backend).is_added
+    # `a the</s>[INST] b`, cut at 2, gives `a `, the inner piece `the`, and `</s>[INST] b`.
     pieces: dict[int, list[tuple[int, int, bool]]] = {}  # row -> first byte, end, is it inner
     for row, own_cuts in cuts.items():
         start, end = encoded.bases[row : row + 2].tolist()

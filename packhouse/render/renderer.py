@@ -52,8 +52,8 @@ class WindowRule:
 
     def over(self, formatted: pa.Table) -> Bools:
         """Return which rendered rows are too long."""
-        # Most fit by their bytes and are not tokenized. A token covers at least one byte, and
-        # a tokenizer adds fewer than 8: a text of 1,500 bytes has at most 1,508 and fits into 2,048.
+        # Most fit by their bytes and are not tokenized. A token covers at least one byte, and a
+        # tokenizer adds fewer than 8: a text of 1,500 bytes has at most 1,508 and fits into 2,048.
         num_bytes = pc.binary_length(formatted.column("text")).to_numpy()
         over = num_bytes + 8 > self.seq_len
         if over.any():

@@ -91,6 +91,7 @@ class ChatEngine:
                 )
             if not self._is_proven:  # never observed; if it happens, Jinja renders every row
                 filled, notes = concat_filled([]), Counter[str]()
+        # Long rows are rendered alone, because records over the limit are only counted.
         alone = np.ones(conversations.num_rows, np.bool_)
         alone[filled.rows] = False
         limits = dict.fromkeys(np.flatnonzero(is_long).tolist(), self._limit)

@@ -33,6 +33,7 @@ from packhouse.render.results import TEXTS, Texts
 from packhouse.render.single_turn import SingleTurnEngine
 from packhouse.system.arrays import Bools, Float32s, Int64s
 
+# Memory is a few times this for tables of any size.
 PART_BYTES = 128 * 2**20
 PART_ROWS = 2**18
 TURN_FACTOR = 4  # about how much larger a part may become as records of single turns

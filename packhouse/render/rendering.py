@@ -33,6 +33,7 @@ from packhouse.render.provenance import (
 )
 from packhouse.render.results import RefusedError
 
+# Templates whose gaps between turns all differ would take quadratic time.
 FREE_MESSAGES = 2**18  # messages that a row may render, in addition to 64 per message
 
 
@@ -260,6 +261,7 @@ class Conversation:
         if calls is not None:
             messages = [*messages[:-1], {**messages[-1], "tool_calls": calls}]
         for at, message in enumerate(then, start=number):
+            # A separate trace, because questions about a probe say nothing about the row.
             content = value_of(Field(Trace(), at, "content", message["content"]))
             if self._has_content_parts:
                 content = in_parts(content)

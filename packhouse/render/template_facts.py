@@ -75,6 +75,7 @@ _THOUGHT: Messages = [
     {**ANSWER[0], **dict.fromkeys(("reasoning_content", "reasoning", "thinking"), PROBE_THOUGHT)}
 ]
 _FUNCTION = {"name": PROBE[3], "arguments": {"a": PROBE[3]}}
+# Mistral's template needs ids of nine letters or digits.
 _CALLS = [{"type": "function", "id": "call00000", "function": _FUNCTION}]
 _CALL: Messages = [
     {"role": "assistant", "content": "", "tool_calls": _CALLS},
@@ -148,6 +149,7 @@ def learn_facts(
         opening=tail.removeprefix(question.tail) if question else b"",
         opens_thought=opens_thought,
         opened=opened,
+        # Kimi K2-Thinking writes reasoning only in turns that call a tool.
         writes_thoughts=any(
             (done := tried([*QUESTION, answer], thinking)) and PROBE_THOUGHT.encode() in done.text
             for answer in (_THOUGHT[0], {**_THOUGHT[0], "tool_calls": _CALLS})

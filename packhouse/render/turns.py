@@ -282,6 +282,7 @@ class Answers:
         pieces: list[Rendering | bytes] = []
         for number in wanted:
             place, key = kinds.place(number), kinds.key(number)
+            # The last answer is rendered in any case, to check it against all before it.
             if key in known and place is not None and number != wanted[-1]:
                 kind, pattern, notes = known[key]
                 head = whole.between(kinds.end + kind.skipped, place.before)
@@ -395,6 +396,8 @@ class Answers:
         switch = self._facts.switch
         if switch is None or switch.name in self._talk.given.arguments:
             return [({}, None)]
+        # Decided once per exchange, because clients set the switch per request. If an answer
+        # without a thought cannot follow the thinking prompt (Nemotron 3), it gets the other one.
         on, off = {switch.name: switch.thinking}, {switch.name: switch.plain}
         if self._is_thinking[number]:
             return [(on, True), (off, False)]
@@ -506,6 +509,8 @@ class Answers:
         own = finished.own(number)
         if self._raw[number].get("reasoning") and not any(map(is_thought, own)):
             return None
+        # Older turns may be written differently: gpt-oss has reasoning before a call in the prompt
+        # only. So find the last text of the earlier messages; the header must follow it.
         last = prompt.occurrences[-1] if prompt.occurrences else None
         same = [o.end for o in finished.occurrences if last and o.characters == last.characters]
         tail, gap, opened = prompt.tail, b"", self._facts.opened
@@ -529,6 +534,7 @@ class Answers:
         """Join reasoning, `format.thought_end` and answer, for templates that drop reasoning."""
         end, thinks = self._config.thought_end, self._raw[number].get("reasoning")
         opens = self._opens_thought(number, prompt)
+        # DeepSeek R1, R1-Distill, V3.1 and QwQ never write reasoning.
         remedies = [] if self._facts.needs_thought else ["set format.reasoning: strip"]
         remedies.append(NOT_TRAINED)
         if end is None or not thinks or not opens:

@@ -279,7 +279,9 @@ def _tokenize_slice(
     }
     arrays = [columns[name] if name in columns else batch.column(name) for name in TOKENIZED.names]
     table = pa.Table.from_arrays(arrays, schema=TOKENIZED)
+    # A record with a label trains the label, so it may train no token.
     is_idle = (ranges.num_trained == 0) & batch.column("label").is_null().to_numpy(False)
+    # The last reason counts: a record without tokens is `empty`, not `nothing_trained`.
     faults = (
         dict.fromkeys(np.flatnonzero(is_idle).tolist(), _NOTHING_TRAINED)
         | faults

@@ -64,7 +64,9 @@ def make_renderer(
     plugin = find_plugin("renderers", name) if is_renderer(name) else None
     source, where = _chat_source(name, snapshot, folder) if plugin is None else ("", str(plugin))
     tokens = snapshot.special_tokens, snapshot.added_tokens, snapshot.stop_tokens
+    # Only templates that write the date are compiled again when it changes.
     today = pinned_date() if "strftime_now" in source else None
+    # Everything that decides what the engine renders, or which rows it refuses.
     key = repr(
         (
             config.model_dump_json(),

@@ -134,10 +134,7 @@ def function_of(call: object) -> dict[str, object]:
 def with_call_ids(messages: Messages, form: MessageForm) -> Messages:
     """Return messages in which every call and tool result has an ID, for a form that needs them.
 
-    Mistral's template refuses calls without an id of nine letters or digits. Most data has no ids,
-    or those of another API. A valid id is kept. Otherwise a new one is derived from the old id, or
-    from the call and its position, so that the same row always gets the same ids. A result without
-    an id belongs to the first call that has no result yet.
+    A valid id is kept. A result without an id belongs to the first call that has no result yet.
 
     Example:
         >>> call = {"type": "function", "function": {"name": "f", "arguments": {}}}
@@ -162,6 +159,9 @@ def with_call_ids(messages: Messages, form: MessageForm) -> Messages:
                 if form.has_function_ids:
                     own = f"functions.{function_of(call).get('name')}:{next(numbers)}"
                 else:
+                    # Mistral's template refuses calls without an id of nine letters or digits. Most
+                    # data has none, or those of another API. They are derived, so that the same row
+                    # always gets the same ids.
                     seed = f"{at}.{place}.{json.dumps(call)}"
                     own = _fitting(given if isinstance(given, str) else seed)
                 calls[place] = {**call, "id": own}

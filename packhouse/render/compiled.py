@@ -164,6 +164,7 @@ class Filling:
                 marks |= _CONTENT * (item.path[0] not in _IDS)
             else:  # -1, -2, ... until `filled` knows how many texts of columns are before them
                 numbers = -1 - self._constants.setdefault(item, len(self._constants))
+            # The three low bits hold the marks: 5 << 3 | _CONTENT is text 5, which is content.
             pieces[:, at] = numbers << 3 | marks
         self._compiled.append((compiled, rows))
         self._pieces.append(pieces)

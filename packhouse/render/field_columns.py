@@ -169,6 +169,7 @@ class FieldColumns:
         name = "reasoning" if kind == "thought" else "content" if kind == "text" else kind
         if form is not None:
             write = encoder(form)
+            # Calls of other shapes may have no object here; their texts are never used.
             written = [write(v if isinstance(v, dict) else {}) for v in self._values(kind, *which)]
             texts = pa.array([text[: len(text) - cut] for text in written], pa.string())
         elif kind == "content":

@@ -95,6 +95,7 @@ def check_row(
                 )
     _check_documents(talk, ranges)
     for name in [function_of(tool).get("name") for tool in talk.given.tools or ()]:
+        # A template may write the name as JSON, in ASCII or not.
         forms = [json.dumps(name, ensure_ascii=way)[1:-1] for way in (False, True)]
         if isinstance(name, str) and not any(
             form.encode() in record.text for form in (name, *forms) for record in records
@@ -115,6 +116,7 @@ def check_row(
         }
         bare = {**call, "id": "", "function": left} if function else call
         others.append(json.dumps(bare, ensure_ascii=False))
+    # Joined with NUL, so that two texts cannot form a control token together.
     noise = talk.control.search("\0".join(others))
     if noise is not None:
         raise RefusedError(

@@ -411,6 +411,7 @@ def rewriting(function: Method, *owners: object) -> Method:
 
     @wraps(function)
     def method(*args: object, **kwargs: object) -> object:
+        # An iterator is read once by the function, and its items are needed for their fields.
         given = [list(arg) if isinstance(arg, Iterator) else arg for arg in args]
         return rewritten(function(*given, **kwargs), *owners, *given, *kwargs.values())
 
@@ -569,6 +570,7 @@ def to_json(value: object, form: JsonForm) -> str:
     if not is_traced(value):
         return encoder(form)(value)
     found: list[str | DataObject] = []
+    # `_hidden` has sorted the keys, since a placeholder sorts differently from its text.
     text = encoder(form._replace(sort_keys=False))(_hidden(value, form, found))
     parts: list[Part] = []
     # '{"a": "\\u00000\\u0000"}' splits into '{"a": ', '0', '}': every second item is a number.
@@ -591,6 +593,7 @@ def _in_json(part: Part, write: Callable[[Any], str]) -> Part:
 
 def _hidden(value: Any, form: JsonForm, found: list[Any]) -> object:
     r"""Replace texts and objects of the row, and strings with `\0`, by `\0number\0`."""
+    # With an indent, the JSON of an object depends on its depth, so it is not hidden as a whole.
     is_hidden = isinstance(value, TracedText) or (isinstance(value, str) and "\0" in value)
     if is_hidden or (isinstance(value, DataObject) and form.indent is None):
         found.append(value)

@@ -33,6 +33,7 @@ from packhouse.render.results import TEXTS, Texts
 from packhouse.render.single_turn import SingleTurnEngine
 from packhouse.system.arrays import Bools, Float32s, Int64s
 
+# Memory is a few times this for tables of any size.
 PART_BYTES = 128 * 2**20
 PART_ROWS = 2**18
 TURN_FACTOR = 4  # about how much larger a part may become as records of single turns
@@ -51,13 +52,11 @@ class WindowRule:
     """FORMATTED table -> number of tokens in each row; -1 if the row is quarantined."""
 
     def over(self, formatted: pa.Table) -> Bools:
-        """Return which rendered rows are too long. Most fit by their bytes and are not tokenized.
-
-        A token covers at least one byte, so a text of 1,500 bytes has at most 1,508 tokens,
-        including those that the tokenizer adds, and fits into 2,048.
-        """
+        """Return which rendered rows are too long."""
+        # Most fit by their bytes and are not tokenized. A token covers at least one byte, and a
+        # tokenizer adds fewer than 8: a text of 1,500 bytes has at most 1,508 and fits into 2,048.
         num_bytes = pc.binary_length(formatted.column("text")).to_numpy()
-        over = num_bytes + 8 > self.seq_len  # a tokenizer adds fewer than 8 tokens
+        over = num_bytes + 8 > self.seq_len
         if over.any():
             over[over] = self.measure(formatted.filter(pa.array(over))) > self.seq_len
         return np.asarray(over)

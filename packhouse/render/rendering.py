@@ -33,6 +33,7 @@ from packhouse.render.provenance import (
 )
 from packhouse.render.results import RefusedError
 
+# Templates whose gaps between turns all differ would take quadratic time.
 FREE_MESSAGES = 2**18  # messages that a row may render, in addition to 64 per message
 
 
@@ -260,6 +261,7 @@ class Conversation:
         if calls is not None:
             messages = [*messages[:-1], {**messages[-1], "tool_calls": calls}]
         for at, message in enumerate(then, start=number):
+            # A separate trace, because questions about a probe say nothing about the row.
             content = value_of(Field(Trace(), at, "content", message["content"]))
             if self._has_content_parts:
                 content = in_parts(content)
@@ -321,8 +323,7 @@ class Kinds:
         self._talk = talk
         self._num_questions = -1
         self._seen: dict[object, None] = {}
-        """Signs of the messages so far, in order of their last appearance: if there are two
-        switches in the text, the later one counts."""
+        """Signs of the messages so far, in order of their last appearance."""
         self._num_seen = 0
         self._before: object = None
         self._own: list[list[int]] = [[] for _ in talk.messages]
@@ -364,15 +365,13 @@ class Kinds:
         return (self._before, around, self._thinking[number], tuple(self._seen), gaps)
 
     def _signs(self) -> list[object]:
-        """Return each message's role, keys, and its texts' answers to all questions.
-
-        All, because a prompt may ask its last message a question that was asked of no other one.
-        """
+        """Return each message's role, keys, and its texts' answers to all questions."""
         trace = self._talk.trace
         num_questions = len(trace.predicates) + len(trace.differing) + len(trace.unrecorded)
         if num_questions != self._num_questions:
             self._num_questions = num_questions
             asked: list[set[object]] = [set() for _ in self._talk.messages]
+            # To all, because a prompt may ask its last message what it asks of no other one.
             questions = {(path[0], each.kind, each.argument) for path, each in trace.predicates}
             for kind, question, argument in questions:
                 key = "reasoning_content" if kind == "thought" else kind
@@ -395,6 +394,7 @@ class Kinds:
         place, key = self.place(number), self.key(number)
         self._before = key[1:3] if isinstance(key, tuple) else None
         for sign in self._signs()[self._num_seen : number + 1]:
+            # A sign moves to the end: if there are two switches in the text, the later one counts.
             self._seen.pop(sign, None)
             self._seen[sign] = None
         self._num_seen = number + 1

@@ -90,6 +90,7 @@ class RowRenderer:
         self._template_args = (source, dict(snapshot.special_tokens), where)
         tokens = {*snapshot.added_tokens, *snapshot.special_tokens.values()} - {""}
         self.control = re.compile(any_of(tokens))
+        # Latin-1 has one character for each byte, so a pattern of its characters fits bytes.
         encoded = [token.encode().decode("latin-1") for token in tokens]
         self.control_bytes = re.compile(any_of(encoded).encode("latin-1"))
         self.control_texts = any_of(tokens, literally)
@@ -129,12 +130,12 @@ class RowRenderer:
         Raises:
             TemplateError: it cannot be used.
         """
-        set_arguments, template = self._config.chat_template_kwargs, self.template
+        values = self.template.values
         return learn_facts(
             self._probe,
-            where=template.where,
-            arguments={name: template.values.get(name, (True, False)) for name in self._arguments},
-            is_set=lambda name: name in set_arguments,
+            where=self.template.where,
+            arguments={name: values.get(name, (True, False)) for name in self._arguments},
+            set_arguments=self._config.chat_template_kwargs,
             stop_tokens=self._stops,
             control=self.control_bytes,
         )
@@ -242,6 +243,7 @@ class RowRenderer:
             start, value, number = own.start, own.field.value, own.field.message
             is_answer = own.field.kind == "content" and roles[number] == "assistant"
             if is_answer and self._has_tags:
+                # 16 bytes hold `<think>` and up to nine of white space after it.
                 before = rendering.text[max(start - 16, end) : start].rstrip()
                 is_opened = before.endswith(b"<think>")
                 pattern = "</think>" if is_opened else f"{BEGINS_THOUGHT}(?s:.*)</think>"

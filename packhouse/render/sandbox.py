@@ -397,6 +397,7 @@ class ChatTemplate:
         except Exception as error:
             kind = "" if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: "
             said = f"{kind}{error}".encode(errors="backslashreplace").decode()
+            # Python's error names our types, which the template's author does not know.
             for ours, name in ((TracedText, "str"), (DataObject, "dict")):
                 said = said.replace(f"{ours.__module__}.{ours.__name__}", name)
             raise RefusedError("template", f"{self.where} refuses the row: {said}") from None

@@ -59,7 +59,20 @@ class SingleTurnEngine:
     def render(self, conversations: Conversations) -> Texts:
         """Fill every shape; refuse the shapes, and the labels, that the template cannot express."""
         refused: dict[int, Refusal] = {}
-        labels, usable = self._labels(conversations, refused)
+        labels, usable = None, np.ones(len(conversations.row), np.bool_)
+        if self.needs_label:
+            usable = conversations.label.is_valid().to_numpy(zero_copy_only=False)
+            refused |= dict.fromkeys(np.flatnonzero(~usable).tolist(), _UNLABELLED)
+        if self.needs_label and self.label_names is not None:
+            number = pc.fill_null(conversations.label, 0).to_numpy()
+            known = (number >= 0) & (number < len(self.label_names))
+            for row in np.flatnonzero(usable & ~known).tolist():
+                refused[row] = Refusal(
+                    "label", f"label {number[row]} is not in 0..{len(self.label_names) - 1}"
+                )
+            names = pa.array(self.label_names, pa.string())
+            labels = names.take(pa.array(np.where(known, number, 0)))
+            usable = usable & known
         refused |= dict.fromkeys(np.flatnonzero(~conversations.is_plain).tolist(), _RICH)
         usable = usable & conversations.is_plain
         columns = FieldColumns(conversations, new_numbers(), labels=labels)
@@ -87,26 +100,6 @@ class SingleTurnEngine:
                 rows = rows[~is_spaced]
             filling.add(compiled, rows)
         return Texts(filling.filled(), refused, Counter())
-
-    def _labels(
-        self, conversations: Conversations, refused: dict[int, Refusal]
-    ) -> tuple[pa.Array | None, np.ndarray]:
-        """Return the text of every row's label, and the rows that the template accepts by label."""
-        if not self.needs_label:
-            return None, np.ones(len(conversations.row), dtype=bool)
-        given = conversations.label.is_valid().to_numpy(zero_copy_only=False)
-        refused |= dict.fromkeys(np.flatnonzero(~given).tolist(), _UNLABELLED)
-        if self.label_names is None:
-            return None, given
-        number = pc.fill_null(conversations.label, 0).to_numpy()
-        known = (number >= 0) & (number < len(self.label_names))
-        for row in np.flatnonzero(given & ~known).tolist():
-            refused[row] = Refusal(
-                "label", f"label {number[row]} is not in 0..{len(self.label_names) - 1}"
-            )
-        names = pa.array(self.label_names, pa.string())
-        texts = names.take(pa.array(np.where(known, number, 0)))
-        return texts, given & known
 
 
 _RICH = Refusal(

@@ -4,7 +4,7 @@ Probes are plain words, rendered once per template. Model families are never rec
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import product
@@ -75,6 +75,7 @@ _THOUGHT: Messages = [
     {**ANSWER[0], **dict.fromkeys(("reasoning_content", "reasoning", "thinking"), PROBE_THOUGHT)}
 ]
 _FUNCTION = {"name": PROBE[3], "arguments": {"a": PROBE[3]}}
+# Mistral's template needs ids of nine letters or digits.
 _CALLS = [{"type": "function", "id": "call00000", "function": _FUNCTION}]
 _CALL: Messages = [
     {"role": "assistant", "content": "", "tool_calls": _CALLS},
@@ -87,7 +88,7 @@ def learn_facts(
     *,
     where: str,
     arguments: Mapping[str, Sequence[object]],
-    is_set: Callable[[str], bool],
+    set_arguments: Container[str],
     stop_tokens: Mapping[str, str],
     control: re.Pattern[bytes],
 ) -> TemplateFacts:
@@ -97,7 +98,7 @@ def learn_facts(
         render: renders the probes.
         where: name of the template in errors.
         arguments: arguments that only this template looks up, with values to try.
-        is_set: returns True if the recipe sets an argument.
+        set_arguments: arguments that the recipe sets.
         stop_tokens: tokens at which generation stops, with their sources.
         control: matches control tokens.
 
@@ -125,13 +126,16 @@ def learn_facts(
 
     sources, plain_stops = _stops(tried, answered, stop_tokens, control, where)
     switch = _find_switch(tried, arguments)
-    free = None if switch is None or is_set(switch.name) else switch
+    free = None if switch is None or switch.name in set_arguments else switch
     thinking = {free.name: free.thinking} if free else {}
     prompt, question = tried(QUESTION, {}, True), tried(QUESTION)
     tail = prompt.tail if prompt else b""
     header = answered.text[answered.occurrences[0].end : answered.occurrences[1].start]
     opened = tail.removeprefix(header) if tail.startswith(header) else b""
-    opens_thought = switch is None and _opens_thought(tried)
+    # A thought begins right where the prompt ends, and a plain answer does not.
+    thought, bare = (_completion(tried, answer, {}).lstrip() for answer in (_THOUGHT, ANSWER))
+    opens_thought = switch is None and thought.startswith(PROBE_THOUGHT.encode())
+    opens_thought = opens_thought and not bare.startswith(PROBE[1].encode())
     ends_in_thought = ends_in_tag(tail) and b"</think>" not in header
     asking = tried(QUESTION, thinking, True)
     plain = tried(QUESTION, {free.name: free.plain}, True) if free else None
@@ -145,6 +149,7 @@ def learn_facts(
         opening=tail.removeprefix(question.tail) if question else b"",
         opens_thought=opens_thought,
         opened=opened,
+        # Kimi K2-Thinking writes reasoning only in turns that call a tool.
         writes_thoughts=any(
             (done := tried([*QUESTION, answer], thinking)) and PROBE_THOUGHT.encode() in done.text
             for answer in (_THOUGHT[0], {**_THOUGHT[0], "tool_calls": _CALLS})
@@ -220,7 +225,8 @@ def _find_switch(tried: _Tried, arguments: Mapping[str, Sequence[object]]) -> Sw
         prompts = {value: prompt for value, prompt in done.items() if prompt}
         if len({prompt.tail for prompt in prompts.values()}) < 2:
             continue
-        thinks = (value for value in prompts if _thinks_with(tried, {name: value}))
+        answered = {value: _completion(tried, _THOUGHT, {name: value}) for value in prompts}
+        thinks = (value for value in prompts if PROBE_THOUGHT.encode() in answered[value])
         header = prompts[next(thinks, next(iter(prompts)))].tail
         # If several words give the same header, take the template's default.
         default = tried(messages, {}, True)
@@ -240,23 +246,9 @@ def _leads_to_answer(tried: _Tried, arguments: Arguments) -> bool:
     return any(h.startswith(prompt.tail) or prompt.tail.startswith(h) for h in headers)
 
 
-def _thinks_with(tried: _Tried, arguments: Arguments) -> bool:
-    """Return True if an answer with reasoning follows the prompt that these arguments give."""
-    prompt, finished = tried(QUESTION, arguments, True), tried([*QUESTION, *_THOUGHT], arguments)
-    return PROBE_THOUGHT.encode() in _completion(prompt, finished)
-
-
-def _opens_thought(tried: _Tried) -> bool:
-    """Return True if a thought begins right where the prompt ends, and a plain answer does not."""
-    prompt = tried(QUESTION, {}, True)
-    finished = (tried([*QUESTION, *answer]) for answer in (_THOUGHT, ANSWER))
-    thought, plain = (_completion(prompt, each).lstrip() for each in finished)
-    is_plain = plain.startswith(PROBE[1].encode())
-    return thought.startswith(PROBE_THOUGHT.encode()) and not is_plain
-
-
-def _completion(prompt: Rendering | None, finished: Rendering | None) -> bytes:
-    """Return the text after a prompt in a finished conversation; empty if they differ."""
+def _completion(tried: _Tried, answer: Messages, arguments: Arguments) -> bytes:
+    """Return the text of an answer after its prompt; empty if the prompt does not lead to it."""
+    prompt, finished = tried(QUESTION, arguments, True), tried([*QUESTION, *answer], arguments)
     if not prompt or not finished or not finished.text.startswith(prompt.text):
         return b""
     return finished.text[len(prompt.text) :]

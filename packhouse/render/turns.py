@@ -205,14 +205,12 @@ class Answers:
         return made
 
     def _join(self, record: Record, turn: Turn) -> Rendering | None:
-        """Extend the record so far by a prompt; return None if the prompt does not continue it.
-
-        If the thinking switch changes, only an exact continuation joins: SmolLM3's system turn says
-        whether to think, so the earlier prompt would say the opposite of what is trained.
-        """
+        """Extend the record so far by a prompt; return None if the prompt does not continue it."""
         prompt, done = turn.prompt, record.rendering.text[: record.end]
         if prompt.text.startswith(done):
             return prompt
+        # If the thinking switch changes, only an exact continuation joins: SmolLM3's system turn
+        # says whether to think, so the earlier prompt would say the opposite of what is trained.
         if self._config.turns != "joined" or turn.thinks != record.thinks:
             return None
         written = [o for o in record.rendering.occurrences if o.end <= record.end]
@@ -284,6 +282,7 @@ class Answers:
         pieces: list[Rendering | bytes] = []
         for number in wanted:
             place, key = kinds.place(number), kinds.key(number)
+            # The last answer is rendered in any case, to check it against all before it.
             if key in known and place is not None and number != wanted[-1]:
                 kind, pattern, notes = known[key]
                 head = whole.between(kinds.end + kind.skipped, place.before)
@@ -397,6 +396,8 @@ class Answers:
         switch = self._facts.switch
         if switch is None or switch.name in self._talk.given.arguments:
             return [({}, None)]
+        # Decided once per exchange, because clients set the switch per request. If an answer
+        # without a thought cannot follow the thinking prompt (Nemotron 3), it gets the other one.
         on, off = {switch.name: switch.thinking}, {switch.name: switch.plain}
         if self._is_thinking[number]:
             return [(on, True), (off, False)]
@@ -508,6 +509,8 @@ class Answers:
         own = finished.own(number)
         if self._raw[number].get("reasoning") and not any(map(is_thought, own)):
             return None
+        # Older turns may be written differently: gpt-oss has reasoning before a call in the prompt
+        # only. So find the last text of the earlier messages; the header must follow it.
         last = prompt.occurrences[-1] if prompt.occurrences else None
         same = [o.end for o in finished.occurrences if last and o.characters == last.characters]
         tail, gap, opened = prompt.tail, b"", self._facts.opened
@@ -531,6 +534,7 @@ class Answers:
         """Join reasoning, `format.thought_end` and answer, for templates that drop reasoning."""
         end, thinks = self._config.thought_end, self._raw[number].get("reasoning")
         opens = self._opens_thought(number, prompt)
+        # DeepSeek R1, R1-Distill, V3.1 and QwQ never write reasoning.
         remedies = [] if self._facts.needs_thought else ["set format.reasoning: strip"]
         remedies.append(NOT_TRAINED)
         if end is None or not thinks or not opens:
@@ -588,9 +592,10 @@ class Answers:
     def _borrowed(
         self, number: int, arguments: Mapping[str, object], prompt: Rendering
     ) -> Rendering | None:
-        """Render the answer with a call appended, since some templates keep reasoning only then."""
+        """Render the answer with a call appended; None if this does not keep its reasoning."""
         if "tool_calls" in self._raw[number]:
             return None
+        # Kimi K2-Thinking and K2.5 write reasoning only in turns that call a tool.
         try:
             called = self._talk.prefix(number + 1, arguments, calls=PROBE_CALL)
             start = self._start(number, prompt, called)
@@ -659,11 +664,9 @@ class Answers:
     def _can_stand_apart(
         self, number: int, arguments: Mapping[str, object], before: Occurrence, after: Occurrence
     ) -> bool:
-        """Return True if the text after a stop token could be moved to a separate message.
-
-        A call can if the template writes a generation prompt after the text before it. Nemotron
-        Nano v2 does not: it continues the last answer without a header.
-        """
+        """Return True if the text after a stop token could be moved to a separate message."""
+        # A call can if the template writes a generation prompt after the text before it. Nemotron
+        # Nano v2 does not: it continues the last answer without a header.
         calls = ("call", "function")
         if after.field.kind not in calls or before.field.kind in calls:
             return after.field.kind in calls
@@ -685,9 +688,11 @@ class Answers:
         """
         rest = finished.between(at, len(finished.text))
         following = [*rest.controls(self._control)]
-        for match in following:
+        for match in following:  # in the row's own text, a stop token is text
             if match.group() in self._facts.stops:
                 return Closing(rest, rest.text[: match.end()], match.group())
+        # GLM writes the stop token as the header of the next turn: `<|user|>` after an answer,
+        # `<|observation|>` after a call. So one more message is rendered to see it.
         calls = self._raw[number].get("tool_calls") and self._talk.messages[number]["tool_calls"]
         probes: Messages = [] if calls else [{"role": "user", "content": PROBE_TEXT}]
         for call in calls or ():

@@ -135,46 +135,38 @@ def encode_plain(
         contents: byte spans of each that came from data.
         backend: the pipeline.
     """
+    pipeline, rows = read_pipeline(backend), list[EncodedRow | None]()
     places = np.cumsum([0, *map(len, texts)])
-    return [
-        row
-        for start, end in chunks_of(places, _CHUNK_CHARACTERS)
-        for row in _encode_chunk(texts[start:end], contents[start:end], backend)
-    ]
-
-
-def _encode_chunk(
-    texts: Sequence[str], contents: Sequence[Sequence[tuple[int, int]]], backend: str
-) -> list[EncodedRow | None]:
-    pipeline = read_pipeline(backend)
-    # Each control token gets a name with a hash of the texts, so that no text can contain it.
-    # Letters and digits pass every normaliser unchanged. `z` occurs only at the start, so no name
-    # can begin inside another, or arise from a part of one and the text next to it.
-    digest = hashlib.sha256()
-    for text in texts:
-        digest.update(f"{len(text)} {text}".encode())
-    nonce = digest.hexdigest()[:32]
-    names = {token.id: f"z{nonce}x{token.id}y" for token in pipeline.added if token.is_control}
-    renamed = _rename(backend, _base_tokenizer(backend), names)
-    placed = _template_tokens(texts, contents, backend)
-    marked = [_mark(text, tokens, names) for text, tokens in zip(texts, placed, strict=True)]
-    encodings = renamed.tokenizer.encode_batch(
-        [text for text, _, _ in marked], add_special_tokens=False
-    )
-    rows: list[EncodedRow | None] = []
-    for (text, at, original), tokens, encoding in zip(marked, placed, encodings, strict=True):
-        raw = np.array(encoding.ids, np.int64)
-        ids = renamed.to_id[raw]
-        is_faithful = ids[renamed.is_name[raw]].tolist() == [index for index, _, _ in tokens]
-        if not is_faithful or renamed.forges(raw, pipeline):
-            rows.append(None)
-            continue
-        edges = np.stack(byte_ranges(text, encoding.offsets))
-        # "<s>hi" marked as "zQhi": pieces "", "zQ" and "hi" at [0 0 2], in the original at [0 0 3].
-        # Bytes 0, 2 and 3 of it are bytes 0, 3 and 4; all of a name, an odd piece, is its first.
-        piece = np.searchsorted(at, edges, "right") - 1
-        starts, ends = original[piece] + (edges - at[piece]) * (piece % 2 == 0)
-        rows.append(EncodedRow(ids, starts, ends))
+    for start, end in chunks_of(places, _CHUNK_CHARACTERS):
+        chunk = texts[start:end]
+        # Each control token gets a name with a hash of the texts, so that no text can contain it.
+        # Letters and digits pass every normaliser unchanged. `z` occurs only at the start, so no
+        # name can begin inside another, or arise from a part of one and the text next to it.
+        digest = hashlib.sha256()
+        for text in chunk:
+            digest.update(f"{len(text)} {text}".encode())
+        nonce = digest.hexdigest()[:32]
+        names = {token.id: f"z{nonce}x{token.id}y" for token in pipeline.added if token.is_control}
+        renamed = _rename(backend, _base_tokenizer(backend), names)
+        placed = _template_tokens(chunk, contents[start:end], backend)
+        marked = [_mark(text, tokens, names) for text, tokens in zip(chunk, placed, strict=True)]
+        encodings = renamed.tokenizer.encode_batch(
+            [text for text, _, _ in marked], add_special_tokens=False
+        )
+        for (text, at, original), tokens, encoding in zip(marked, placed, encodings, strict=True):
+            raw = np.array(encoding.ids, np.int64)
+            ids = renamed.to_id[raw]
+            is_faithful = ids[renamed.is_name[raw]].tolist() == [index for index, _, _ in tokens]
+            if not is_faithful or renamed.forges(raw, pipeline):
+                rows.append(None)
+                continue
+            edges = np.stack(byte_ranges(text, encoding.offsets))
+            # "<s>hi" marked as "zQhi": pieces "", "zQ" and "hi" at [0 0 2], in the original at
+            # [0 0 3]. Bytes 0, 2 and 3 of it are bytes 0, 3 and 4; all of a name, an odd piece, is
+            # its first.
+            piece = np.searchsorted(at, edges, "right") - 1
+            starts, ends = original[piece] + (edges - at[piece]) * (piece % 2 == 0)
+            rows.append(EncodedRow(ids, starts, ends))
     return rows
 
 
@@ -330,14 +322,10 @@ def _base_tokenizer(backend: str) -> "Tokenizer":
     ids = np.array([index for encoding in encodings for index in encoding.ids], np.int64)
     if not renamed.forges(ids, pipeline):
         return full
-    return Tokenizer.from_str(_hide_controls(backend, {token.text for token in controls}))
-
-
-def _hide_controls(backend: str, controls: set[str]) -> str:
-    """Rename vocabulary entries and drop the merges that produce them."""
+    # Rename the vocabulary's entries, and drop the merges that produce them.
     parsed = orjson.loads(backend)
     model = parsed["model"]
-    hidden = {text: f"\ue000{text}\ue000" for text in controls}
+    hidden = {token.text: f"\ue000{token.text}\ue000" for token in controls}
     if isinstance(model["vocab"], dict):
         model["vocab"] = {hidden.get(text, text): id_ for text, id_ in model["vocab"].items()}
     else:
@@ -347,8 +335,8 @@ def _hide_controls(backend: str, controls: set[str]) -> str:
     if "merges" in model:
         pairs = [pair if isinstance(pair, list) else pair.split(" ") for pair in model["merges"]]
         model["merges"] = [
-            pair for pair in pairs if not {pair[0], pair[1], "".join(pair)} & controls
+            pair for pair in pairs if hidden.keys().isdisjoint((pair[0], pair[1], "".join(pair)))
         ]
     parsed["added_tokens"] = []
     parsed["post_processor"] = None
-    return orjson.dumps(parsed).decode()
+    return Tokenizer.from_str(orjson.dumps(parsed).decode())

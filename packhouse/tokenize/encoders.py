@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.metadata import version
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -135,8 +135,7 @@ class TokenTexts:
     def differing(self, ids: Int32s, text: Bytes, shortened: Int64s | None = None) -> Int64s:
         """Find the tokens whose bytes differ from the text at their position.
 
-        Joining them with Arrow's `take` needs two thirds of the time of comparing one by one. It
-        does not check the ids, which `edges` does.
+        Ids are not checked; `edges` does that.
 
         Args:
             ids: tokens.
@@ -158,6 +157,7 @@ class TokenTexts:
         for start in range(0, len(ids), _BLOCK):
             low, high = np.searchsorted(shortened, [start, start + _BLOCK])
             own = pa.array(ids[start : start + _BLOCK])
+            # Joining them needs two thirds of the time of comparing one by one.
             tokens = pc.take(self.tokens, own, boundscheck=False)
             joined, edges = string_bytes(tokens)
             if high > low:
@@ -287,7 +287,12 @@ def read_pipeline(backend: str) -> Pipeline:
     if is_byte_level:
         shown = _replaced(_byte_level(tokens), own)
     elif has_word_marks:
-        shown = _replaced(_word_marked(tokens), own)
+        # Word marks become spaces, and `<0xAB>` the byte 0xAB.
+        spaced = pc.replace_substring(pa.array(tokens, pa.string()), WORD_MARK, " ")
+        hexadecimal = re.compile(r"<0x([0-9A-F]{2})>")
+        found = ((i, hexadecimal.fullmatch(t)) for i, t in enumerate(tokens) if t[:3] == "<0x")
+        bytes_of = {i: bytes.fromhex(match[1]) for i, match in found if match}
+        shown = _replaced(spaced.cast(pa.binary()), bytes_of | own)
     else:  # WordPiece, for people: "say", "##ing" -> b" say", b"ing"
         if prefix := model.get("continuing_subword_prefix"):
             tokens = [t.removeprefix(prefix) if t.startswith(prefix) else f" {t}" for t in tokens]
@@ -335,14 +340,6 @@ def _byte_level(tokens: list[str]) -> pa.BinaryArray:
     return _replaced(array, {row: tokens[row].encode() for row in foreign.tolist()})
 
 
-def _word_marked(tokens: list[str]) -> pa.BinaryArray:
-    """Convert SentencePiece texts to bytes: word marks become spaces, `<0xAB>` the byte 0xAB."""
-    array = pc.replace_substring(pa.array(tokens, pa.string()), WORD_MARK, " ").cast(pa.binary())
-    hexadecimal = re.compile(r"<0x([0-9A-F]{2})>")
-    found = ((i, hexadecimal.fullmatch(t)) for i, t in enumerate(tokens) if t.startswith("<0x"))
-    return _replaced(array, {i: bytes.fromhex(match[1]) for i, match in found if match})
-
-
 def _replaced(array: pa.BinaryArray, values: dict[int, bytes]) -> pa.BinaryArray:
     if not values:
         return array
@@ -368,28 +365,13 @@ class EncoderError(Exception):
     """A fast encoder cannot read a tokenizer or failed on a text; HF is used instead."""
 
 
-class Encoder(Protocol):
-    """Turns texts into ids exactly as the tokenizer with `add_special_tokens=False` does."""
-
-    name: str
-    """Package of the encoder."""
-
-    version: str
-    """Version of that package."""
-
-    is_reference: bool
-    """True for HF itself, which does not have to be checked."""
-
-    def encode(self, texts: pa.StringArray) -> Ids:
-        """Encode texts; the ids are those of HF `tokenizers`."""
-
-
 class HFEncoder:
     """The reference: `tokenizers` itself.
 
     Example:
         >>> from tokenizers import Tokenizer, models
-        >>> encoder = HFEncoder(Tokenizer(models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")])))
+        >>> tokenizer = Tokenizer(models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")]))
+        >>> encoder = HFEncoder(tokenizer.to_str())
         >>> ids, offsets = encoder.encode(pa.array(["abb", "", "a"]))
         >>> ids.tolist(), offsets.tolist()
         ([2, 1, 0], [0, 2, 2, 3])
@@ -398,14 +380,9 @@ class HFEncoder:
     name = "tokenizers"
     is_reference = True
 
-    def __init__(self, tokenizer: "Tokenizer") -> None:
+    def __init__(self, backend: str) -> None:
         self.version = version("tokenizers")
-        self._tokenizer = tokenizer
-
-    @staticmethod
-    def load(backend: str) -> "HFEncoder":
-        """Load a pipeline, once per process."""
-        return HFEncoder(load_tokenizer(backend))
+        self._tokenizer = load_tokenizer(backend)  # once per process
 
     def encode(self, texts: pa.StringArray) -> Ids:
         """Encode texts in chunks of 1 MiB, so that HF's objects stay few."""
@@ -425,11 +402,7 @@ class HFEncoder:
 
 
 class GigatokenEncoder:
-    """Byte-level and SentencePiece BPE, about 60 times as fast as HF, if it passes the gate.
-
-    Takes padded matrices from gigatoken and removes the padding, because its flat arrays would
-    import awkward (0.5 s). The size of the matrix limits a batch.
-    """
+    """Byte-level and SentencePiece BPE, about 60 times as fast as HF, if it passes the gate."""
 
     name = "gigatoken"
     is_reference = False
@@ -464,6 +437,7 @@ class GigatokenEncoder:
         binary = texts.cast(pa.binary())
         for start, end in _matrix_chunks(np.diff(list_offsets(texts))):
             source = gigatoken.BytesSource(binary[start:end].to_pylist())
+            # A padded matrix, because gigatoken's flat arrays would import awkward (0.5 s).
             with _as_encoder_error("failed"):
                 matrix, widths = self._tokenizer.encode_batch_padded(source, 0)
             # Rows of 2 and 1 ids in 2 columns: [[1 1] [1 0]]; row by row these are the ids.
@@ -471,6 +445,10 @@ class GigatokenEncoder:
             parts.append(matrix[filled].view(np.int32))
             lengths.append(widths)
         return np.concatenate(parts), np.cumsum(np.concatenate(lengths))
+
+
+Encoder = HFEncoder | GigatokenEncoder
+"""Turns texts into ids exactly as the tokenizer with `add_special_tokens=False` does."""
 
 
 @contextmanager
@@ -522,10 +500,7 @@ class TokenLimit:
 
 
 def load_tokenizer(backend: str) -> "Tokenizer":
-    """Load a pipeline with `tokenizers` (Qwen: 0.4 s, 150 MB), once per process.
-
-    The post-processor is removed: none adds ids here, but some move offsets past leading spaces.
-    """
+    """Load a pipeline with `tokenizers` (Qwen: 0.4 s, 150 MB), once per process."""
     from tokenizers import Tokenizer
 
     tokenizer = _loaded.get(backend)
@@ -577,6 +552,7 @@ def forget_encoders() -> None:
 
 def bare(tokenizer: "Tokenizer") -> "Tokenizer":
     """Remove everything that adds ids to those of the text, as in `load_tokenizer`."""
+    # No post-processor adds ids here, but some move offsets past leading spaces.
     tokenizer.post_processor = None
     tokenizer.encode_special_tokens = False
     return tokenizer

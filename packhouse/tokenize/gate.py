@@ -51,15 +51,6 @@ class Choice:
     sample_size: int = 0
     """Number of texts of the data on which the fast encoder was compared."""
 
-    def report(self) -> dict[str, object]:
-        """Return the entry for the manifest."""
-        return {
-            "name": self.encoder.name,
-            "version": self.encoder.version,
-            "gate": self.gate,
-            "sample_size": self.sample_size,
-        }
-
 
 def choose_encoder(
     texts: pa.ChunkedArray,
@@ -79,48 +70,34 @@ def choose_encoder(
         TokenizerError: `choice` is `fast` and the fast encoder cannot be used, with the reason.
     """
     if choice == "hf":
-        return Choice(encoder=HFEncoder.load(snapshot.backend), gate="not asked")
+        return Choice(encoder=HFEncoder(snapshot.backend), gate="not asked")
     num_bytes = pc.sum(pc.binary_length(texts)).as_py() or 0
     if choice == "auto" and num_bytes <= FEW_BYTES:
         gate = "not asked: HF encodes this little text itself as soon as a sample of it"
-        return Choice(encoder=HFEncoder.load(snapshot.backend), gate=gate)
-    sample = sample_texts(texts)
-    try:
-        fast = _load_fast(snapshot, cache)
-    except EncoderError as error:
-        return refuse_fast(snapshot, choice, str(error))
-    fault = first_difference(fast, sample, snapshot)
-    if fault is not None:
-        return refuse_fast(snapshot, choice, fault)
-    return Choice(encoder=fast, gate="passed", sample_size=len(sample))
-
-
-def _load_fast(snapshot: TokenizerSnapshot, cache: Path | None) -> Encoder:
-    """Load the fast encoder, and compare it on the corpus unless `cache` has the verdict.
-
-    A second thread waits for the first one's verdict.
-
-    Raises:
-        EncoderError: the fast encoder cannot be used, with the reason.
-    """
-    encoder = f"{GigatokenEncoder.name}-{version(GigatokenEncoder.name)}"
+        return Choice(encoder=HFEncoder(snapshot.backend), gate=gate)
+    sample, pipeline = sample_texts(texts), read_pipeline(snapshot.backend)
     which = "-file" if snapshot.pipeline == "file" else ""
+    encoder = f"{GigatokenEncoder.name}-{version(GigatokenEncoder.name)}"
     name = f"gate-{CORPUS_VERSION}-{snapshot.fingerprint}{which}-{encoder}.json"
-    with _JUDGING:
+    with _JUDGING:  # a second thread waits for the first one's verdict
         verdict = read_checked(cache / name) if cache else None
-        if verdict is not None and verdict["fault"] is not None:
-            raise EncoderError(verdict["fault"])
-        pipeline = read_pipeline(snapshot.backend)
-        if pipeline.token_bytes is None:
-            raise EncoderError(f"a {pipeline.model_type} tokenizer does not keep its text")
-        fast = GigatokenEncoder.load(snapshot.backend)
-        if verdict is None:
+        fault: str | None = verdict["fault"] if verdict else None
+        if fault is None and pipeline.token_bytes is None:
+            fault = f"a {pipeline.model_type} tokenizer does not keep its text"
+        if fault is None:
+            try:
+                fast = GigatokenEncoder.load(snapshot.backend)
+            except EncoderError as error:
+                fault = str(error)
+        if fault is None and verdict is None:
             fault = first_difference(fast, adversarial_texts(pipeline), snapshot)
             if cache:
                 write_checked(cache / name, {"fault": fault})
-            if fault is not None:
-                raise EncoderError(fault)
-    return fast
+    if fault is None:
+        fault = first_difference(fast, sample, snapshot)
+    if fault is not None:
+        return refuse_fast(snapshot, choice, fault)
+    return Choice(encoder=fast, gate="passed", sample_size=len(sample))
 
 
 def refuse_fast(
@@ -137,7 +114,7 @@ def refuse_fast(
             "set tokenize.encoder to 'auto' or 'hf'",
             fault=fault,
         )
-    return Choice(encoder=HFEncoder.load(snapshot.backend), gate=f"failed: {fault}")
+    return Choice(encoder=HFEncoder(snapshot.backend), gate=f"failed: {fault}")
 
 
 def first_difference(encoder: Encoder, texts: list[str], snapshot: TokenizerSnapshot) -> str | None:
@@ -151,7 +128,7 @@ def first_difference(encoder: Encoder, texts: list[str], snapshot: TokenizerSnap
         snapshot: the tokenizer.
     """
     array = pa.array(texts, pa.string())
-    true_ids, true_offsets = HFEncoder.load(snapshot.backend).encode(array)
+    true_ids, true_offsets = HFEncoder(snapshot.backend).encode(array)
     try:
         ids, offsets = encoder.encode(array)
     except EncoderError as error:
@@ -232,10 +209,7 @@ def find_unicode_drift(texts: pa.StringArray) -> Bools:
 
 @lru_cache(maxsize=2**16)
 def _is_unsettled(code: int) -> bool:
-    """Return True if it is unassigned, recently assigned, or a mark that Unicode 3.2 lacked.
-
-    3.2 is the oldest version here. Normalisation reorders the marks that a library knows.
-    """
+    """Return True if it is unassigned, recently assigned, or a mark that Unicode 3.2 lacked."""
     if code >= 0x10000:
         return not any(first <= code <= last for first, last in _SETTLED_ASTRAL)
     if any(first <= code <= last for first, last in _RECENT_BASIC):
@@ -243,6 +217,7 @@ def _is_unsettled(code: int) -> bool:
     character = chr(code)
     if unicodedata.category(character) == "Cn":
         return code < 0xFFFE  # U+FFFE and U+FFFF will never be characters
+    # Normalisation reorders the marks that a library knows; 3.2 is the oldest version here.
     is_mark = unicodedata.combining(character) != 0
     return is_mark and unicodedata.ucd_3_2_0.category(character) == "Cn"
 
@@ -344,27 +319,47 @@ def short_texts(pipeline: Pipeline) -> list[str]:
     """Return the adversarial texts without long runs, which take some tokenizers seconds."""
     texts = [*_WRITING, *_EMOJI, *_MARKS]
     texts += [unicodedata.normalize("NFD", text) for text in _WRITING if not text.isascii()]
-    texts += [_script(first, last) for first, last in _SCRIPTS]
+    for first, last in _SCRIPTS:
+        # Letters a to j in words of 1, 2, 3 and 4: "a bc def ghij". After length 7 comes 1 again.
+        characters, words = "".join(map(chr, range(first, last))), list[str]()
+        while characters:
+            length = len(words) % 7 + 1
+            words.append(characters[:length])
+            characters = characters[length:]
+        texts.append(" ".join(words) + "\n" + "".join(words))
     runs = [
         "x" + " " * n + "y" + "\n" * n + "z" + "\t" * n for n in (*range(1, 36), 64, 127, 128, 129)
     ]
     pairs = [f"{a}{b}w{b}{a}1{a}{a}{b}.{b}" for a in _SPACES for b in _SPACES]
     texts += ["".join(runs), "".join(pairs), *runs[::5], *pairs[::7]]
-    some = pipeline.added[:: 1 + len(pipeline.added) // _MAX_ADDED]
-    texts += [_around(token.text, number) for number, token in enumerate(some)]
-    return texts + _vocabulary(pipeline)
+    # Added tokens next to all kinds of neighbours; every tenth in full, the others short.
+    for number, token in enumerate(pipeline.added[:: 1 + len(pipeline.added) // _MAX_ADDED]):
+        text = token.text
+        if number % 10 == 0 or number < 40:
+            cut = f"{text[:-1]} {text.upper()}  {text[1:]}{text}"
+            texts.append(f"{text}a {text} {text}{text}\n{text}\n {cut}.{text}")
+        else:
+            texts.append(f"a{text} b\n{text}")
+    known = pipeline.token_bytes
+    if known is not None:  # pieces of the vocabulary, joined in ways that invite other merges
+        stride = max(1, len(known) // 12_000)
+        pieces = known.take(pa.array(np.arange(0, len(known), stride))).to_pylist()
+        words = [piece.decode(errors="ignore") for piece in pieces]
+        for number, start in enumerate(range(0, len(words), 40)):
+            texts.append(("" if number % 2 else " ").join(words[start : start + 40]))
+    return texts
 
 
 def sample_texts(texts: pa.ChunkedArray) -> list[str]:
     """Return a fiftieth of the data, 32 to 200 rows and up to 100 KB, half of it not in ASCII.
 
-    HF needs as much time for a fiftieth as the fast encoder for everything. Rows are chosen by
-    position, so the same table gives the same sample. Long texts are truncated.
+    Rows are chosen by position, so the same table gives the same sample. Long texts are truncated.
     """
     rows = np.arange(len(texts))
     foreign = rows[~pc.string_is_ascii(texts).to_numpy()]
     num_bytes = pc.sum(pc.binary_length(texts)).as_py() or 0
     average = 1 + num_bytes // max(len(texts), 1)
+    # HF needs as much time for a fiftieth as the fast encoder, 60 times as fast, for everything.
     size = int(np.clip(min(num_bytes // 50, _SAMPLE_BYTES) // average, 32, _SAMPLE_ROWS))
     chosen = _spread(foreign, size // 2)
     chosen = np.union1d(chosen, _spread(rows, size - len(chosen)))
@@ -374,36 +369,3 @@ def sample_texts(texts: pa.ChunkedArray) -> list[str]:
 
 def _spread(rows: np.ndarray, size: int) -> np.ndarray:
     return rows[np.unique(np.linspace(0, len(rows) - 1, min(size, len(rows))).astype(np.int64))]
-
-
-def _script(first: int, last: int) -> str:
-    """Return all characters of a block in words of growing length."""
-    characters = [chr(code) for code in range(first, last)]
-    # Letters a to j in words of 1, 2, 3 and 4: "a bc def ghij". After length 7 comes 1 again.
-    words, length = [], 1
-    while characters:
-        words.append("".join(characters[:length]))
-        characters = characters[length:]
-        length = length % 7 + 1
-    return " ".join(words) + "\n" + "".join(words)
-
-
-def _around(text: str, number: int) -> str:
-    """Put an added token next to all kinds of neighbours; every tenth in full, the others short."""
-    if number % 10 == 0 or number < 40:
-        cut = f"{text[:-1]} {text.upper()}  {text[1:]}{text}"
-        return f"{text}a {text} {text}{text}\n{text}\n {cut}.{text}"
-    return f"a{text} b\n{text}"
-
-
-def _vocabulary(pipeline: Pipeline) -> list[str]:
-    """Join pieces of the vocabulary in ways that invite other merges."""
-    if pipeline.token_bytes is None:
-        return []
-    stride = max(1, len(pipeline.token_bytes) // 12_000)
-    pieces = pipeline.token_bytes.take(pa.array(np.arange(0, len(pipeline.token_bytes), stride)))
-    words = [piece.decode(errors="ignore") for piece in pieces.to_pylist()]
-    groups = [words[start : start + 40] for start in range(0, len(words), 40)]
-    return [
-        "".join(group) if number % 2 else " ".join(group) for number, group in enumerate(groups)
-    ]

@@ -424,7 +424,20 @@ def _tokenizer_files(folder: Path) -> list[Path]:
 def _load_with_transformers(folder: Path, known: Path) -> "PreTrainedTokenizerFast":
     from transformers import AutoTokenizer
 
-    _check_names_no_file(folder)
+    # transformers would read the vocabulary from any file that `fast_tokenizer_files` names, in the
+    # folder or outside of it.
+    try:
+        config = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):  # loading it will report this
+        config = None
+    usual = ["tokenizer.json"]
+    if isinstance(config, dict) and config.get("fast_tokenizer_files", usual) != usual:
+        raise TokenizerError(
+            f"tokenizer '{folder}': its tokenizer_config.json names another file for its "
+            "vocabulary (fast_tokenizer_files); remove that key and keep the file as "
+            "tokenizer.json",
+            folder=str(folder),
+        )
     names = {file.name for file in known.iterdir()}
     try:
         if "tekken.json" in names and names.isdisjoint({"tokenizer.json", "tokenizer_config.json"}):
@@ -458,26 +471,6 @@ def _load_with_transformers(folder: Path, known: Path) -> "PreTrainedTokenizerFa
     return tokenizer
 
 
-def _check_names_no_file(folder: Path) -> None:
-    """Refuse a config by which transformers would read a vocabulary from any other file.
-
-    Raises:
-        TokenizerError: `fast_tokenizer_files` names one, in the folder or outside of it.
-    """
-    try:
-        config = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))
-    except (OSError, ValueError, RecursionError):  # loading it will report this
-        return
-    usual = ["tokenizer.json"]
-    if isinstance(config, dict) and config.get("fast_tokenizer_files", usual) != usual:
-        raise TokenizerError(
-            f"tokenizer '{folder}': its tokenizer_config.json names another file for its "
-            "vocabulary (fast_tokenizer_files); remove that key and keep the file as "
-            "tokenizer.json",
-            folder=str(folder),
-        )
-
-
 def _broken_file(folder: Path, known: Path, error: Exception) -> str:
     """Describe the file that does not parse, or list all files with the library's error."""
     for file in _tokenizer_files(folder):
@@ -490,17 +483,6 @@ def _broken_file(folder: Path, known: Path, error: Exception) -> str:
             problem = _json_problem(file.name, content)
             if problem:
                 return problem
-    reason = _unloadable(folder)
-    if reason:
-        return reason
-    names = ", ".join(file.name for file in _tokenizer_files(folder))
-    said = str(error).replace(str(known), str(folder))
-    said = textwrap.shorten(said, 400, placeholder=" ...")
-    return f"{type(error).__name__}: {said} (files: {names})"
-
-
-def _unloadable(folder: Path) -> str | None:
-    """Return in one line why transformers cannot load a folder; None if the reason is unknown."""
     file = folder / "tokenizer_config.json"
     config = orjson.loads(file.read_bytes()) if file.is_file() else None
     if config is not None and not isinstance(config, dict):
@@ -510,8 +492,11 @@ def _unloadable(folder: Path) -> str | None:
             f"{file.name} asks for code of its own (auto_map), which packhouse never runs; save "
             "it as a fast tokenizer, with tokenizer.json"
         )
+    names = ", ".join(each.name for each in _tokenizer_files(folder))
+    said = textwrap.shorten(str(error).replace(str(known), str(folder)), 400, placeholder=" ...")
+    unknown = f"{type(error).__name__}: {said} (files: {names})"
     if any((folder / name).is_file() for name in ("tokenizer.json", "tekken.json")):
-        return None
+        return unknown
     if (folder / "vocab.json").is_file() and not (folder / "merges.txt").is_file():
         return "merges.txt is missing next to vocab.json (or add tokenizer.json)"
     if config is None and not (folder / "config.json").is_file():
@@ -520,7 +505,7 @@ def _unloadable(folder: Path) -> str | None:
 
     name = (config or {}).get("tokenizer_class")
     if name is None or (isinstance(name, str) and hasattr(transformers, name)):
-        return None
+        return unknown
     return (
         f"tokenizer_config.json names the class {name!r}, which transformers "
         f"{version('transformers')} does not have; give tokenizer.json"

@@ -87,10 +87,8 @@ def dummy_prefixes(
 
 
 def _where_text_has_none(rows: Int64s, places: Int64s, text: Bytes, bases: Int64s) -> Bools:
-    """Decide for each space in turn, since each one missing from the text shifts those after it.
-
-    Processes the first space of every row, then the second of every row, and so on.
-    """
+    """Decide for each space in turn, since each one missing from the text shifts those after it."""
+    # First the first space of every row, then the second of every row, and so on.
     starts = np.searchsorted(rows, rows)
     ranks = np.arange(len(rows)) - starts
     by_rank = np.argsort(ranks, kind="stable")
@@ -398,10 +396,8 @@ def _is_crossed(places: Int64s, first: Int64s, lower: Int64s, encoded: EncodedRo
 
 
 def _tokens_before(places: Int64s, rows: Int64s, encoded: EncodedRows) -> Int64s:
-    """Return the first token of each place's row that does not begin before it, or the row's end.
-
-    Searches a few hundred rows at a time, so that their tokens fit the processor's cache.
-    """
+    """Return the first token of a place's row that does not begin before it, or the row's end."""
+    # A few hundred rows are searched at a time, so that their tokens fit the processor's cache.
     found = np.empty(len(places), np.int64)
     for start in range(0, len(places), _BLOCK):
         block = slice(start, start + _BLOCK)

@@ -125,7 +125,16 @@ def tokenize_shard(
     if given is None:
         result = tokenize_table(read_table(formatted), snapshot, recipe.tokenize, cache, **options)
     else:
-        result = _pass_tokens(read_table(given), snapshot)
+        table = read_table(given)
+        ids, _ = flat_list(table["input_ids"])
+        num_unknown = read_pipeline(snapshot.backend).count_unknown(ids)
+        encoder = {"name": "none", "version": str(GIVEN_VERSION), "gate": "ids are given"}
+        result = Tokenized(
+            table,
+            QUARANTINED.empty_table(),
+            {"unk_tokens": num_unknown} if num_unknown else {},
+            {**encoder, "sample_size": 0},
+        )
     tokenized, refused, notes = result.tokenized, result.quarantined, Counter(result.notes)
     if recipe.preferences == "pairs":
         rejected_texts = read_table(formatted.with_name(REJECTED))
@@ -149,18 +158,6 @@ def tokenize_shard(
         "vocab_size": snapshot.vocab_size,
     }
     return {"notes": dict(notes), "encoder": result.encoder, "tokenizer": tokenizer}
-
-
-def _pass_tokens(tokenized: pa.Table, snapshot: TokenizerSnapshot) -> Tokenized:
-    """Return records whose ids are given as the result of tokenizing them."""
-    ids, _ = flat_list(tokenized["input_ids"])
-    num_unknown = read_pipeline(snapshot.backend).count_unknown(ids)
-    return Tokenized(
-        tokenized,
-        QUARANTINED.empty_table(),
-        {"unk_tokens": num_unknown} if num_unknown else {},
-        {"name": "none", "version": str(GIVEN_VERSION), "gate": "ids are given", "sample_size": 0},
-    )
 
 
 def tokenize_table(
@@ -212,7 +209,13 @@ def tokenize_table(
             tokenized=pa.concat_tables(tokenized),
             quarantined=pa.concat_tables(quarantined),
             notes={name: count for name, count in sorted(notes.items()) if count},
-            encoder={**choice.report(), "rows_by_hf": by_hf},
+            encoder={
+                "name": choice.encoder.name,
+                "version": choice.encoder.version,
+                "gate": choice.gate,
+                "sample_size": choice.sample_size,
+                "rows_by_hf": by_hf,
+            },
         )
 
 
@@ -276,7 +279,9 @@ def _tokenize_slice(
     }
     arrays = [columns[name] if name in columns else batch.column(name) for name in TOKENIZED.names]
     table = pa.Table.from_arrays(arrays, schema=TOKENIZED)
+    # A record with a label trains the label, so it may train no token.
     is_idle = (ranges.num_trained == 0) & batch.column("label").is_null().to_numpy(False)
+    # The last reason counts: a record without tokens is `empty`, not `nothing_trained`.
     faults = (
         dict.fromkeys(np.flatnonzero(is_idle).tolist(), _NOTHING_TRAINED)
         | faults
@@ -439,9 +444,10 @@ def _encode_in_pieces(
     """Encode rows in pieces and join the pieces. Leaves out rows with a piece that fails.
 
     Text between a cut and the next added token is a separate inner piece, which gets no space in
-    front. `a the</s>[INST] b`, cut at 2, gives `a `, the inner piece `the`, and `</s>[INST] b`.
+    front.
     """
     is_added = read_pipeline(backend).is_added
+    # `a the</s>[INST] b`, cut at 2, gives `a `, the inner piece `the`, and `</s>[INST] b`.
     pieces: dict[int, list[tuple[int, int, bool]]] = {}  # row -> first byte, end, is it inner
     for row, own_cuts in cuts.items():
         start, end = encoded.bases[row : row + 2].tolist()

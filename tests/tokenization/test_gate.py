@@ -23,7 +23,7 @@ class Sabotaged:
     is_reference = False
 
     def __init__(self, snapshot, trigger):
-        self.reference = HFEncoder.load(snapshot.backend)
+        self.reference = HFEncoder(snapshot.backend)
         self.trigger = trigger
 
     def encode(self, texts):

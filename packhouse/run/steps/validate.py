@@ -338,8 +338,8 @@ def write_quarantined(
     Returns:
         `quarantined` and `quarantined_again` of `RowCounts`.
     """
-    every = np.unique(np.concatenate([np.zeros(0, np.int64), *map(np.asarray, before)]))
-    new = np.setdiff1d(rows["row"].to_numpy(), every)
+    known = np.concatenate([np.zeros(0, np.int64), *map(np.asarray, before)])
+    new = np.setdiff1d(rows["row"].to_numpy(), known)
     return {
         "quarantined": write_with_reasons(folder / QUARANTINE, rows),
         "quarantined_again": rows.num_rows - len(new),

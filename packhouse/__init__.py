@@ -11,7 +11,8 @@ training loops, need torch: `pip install packhouse[torch]`. Errors are in `packh
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # for editors and type checkers; at run time, `__getattr__` imports
+# For editors and type checkers; at run time, `__getattr__` imports.
+if TYPE_CHECKING:
     from packhouse.addons.audit_any.audit import AuditReport, audit
     from packhouse.addons.dart_math.supervised import TokenizedDataset, make_supervised_dataset
     from packhouse.addons.exports import Export, export_version

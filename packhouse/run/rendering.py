@@ -23,8 +23,7 @@ from packhouse.records.lists import one_chunk
 from packhouse.records.pairs import REJECTED, cut_behind_answers, keep_both
 from packhouse.records.render_counts import REFUSALS, RenderCounts, SplitText
 from packhouse.records.tables import FORMATTED, REFUSED, read_table, write_table
-from packhouse.render import make_renderer
-from packhouse.render.windows import WindowRule
+from packhouse.render import WindowRule, make_renderer
 from packhouse.system.arrays import Int64s
 from packhouse.system.worker import run_in_worker
 from packhouse.tokenize import TokenizerSnapshot, load_snapshot, tokenize_shard, tokenize_table

@@ -80,10 +80,7 @@ def _print_estimate(
     out = console()
     about = "" if facts.is_exact else "about "
     out.print(f"{dataset} {version_id}", style="bold")
-    out.print(
-        f"  {about}{facts.num_rows}, {counted(facts.tokens, 'token')}, "
-        f"{counted(facts.packs, 'pack')}, {facts.bytes / 2**20:,.1f} MiB"
-    )
+    out.print(f"  {facts.totals}")
     for note in facts.lines():
         print_text(f"note: {note}", 2)
     for refusal in facts.refusals:

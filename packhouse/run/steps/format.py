@@ -23,7 +23,7 @@ from packhouse.read.files import source_name
 from packhouse.recipe import DedupConfig, FormatConfig, Recipe, TokenizeConfig
 from packhouse.recipe.settings import TEMPLATES, is_chat, is_renderer
 from packhouse.records.identity import num_rows, rewrites
-from packhouse.records.messages import FlatMessages
+from packhouse.records.messages import FlatMessages, num_bytes
 from packhouse.records.pairs import REJECTED, both_sides
 from packhouse.records.render_counts import SplitText, total
 from packhouse.records.tables import read_table, write_table
@@ -164,7 +164,7 @@ def check_reasoning(recipe: Recipe, done: Iterable[AnyReceipt], tokenizers: Path
     for receipt in done:
         path = receipt.path("validated.arrow")
         messages = FlatMessages.of(read_table(path)["messages"])
-        is_written = (messages.num_bytes("reasoning") > 0) & (
+        is_written = (num_bytes(messages["reasoning"]) > 0) & (
             messages.decide_weights(recipe.format) > 0
         )
         # Whether a template writes it does not depend on the row, so checking one is enough.

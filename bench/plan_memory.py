@@ -92,8 +92,8 @@ def jobs(num_shards: int) -> tuple[list[list[AnyJob]], dict[str, AnyJob]]:
         ]
         for step in (VALIDATE, FORMAT, TOKENIZE)
     ]
-    packed = pack.job(recipe(), *before)
-    *_, records = audit.jobs([], [], [], packed, {})
+    packed = pack.job(recipe(), *before, {})
+    *_, records = audit.jobs([], [], [], packed, recipe())
     return before, {"pack": packed, "split": split.job(recipe(), packed), "audit": records}
 
 

@@ -11,7 +11,8 @@ training loops, need torch: `pip install packhouse[torch]`. Errors are in `packh
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # for editors and type checkers; at run time, `__getattr__` imports
+# For editors and type checkers; at run time, `__getattr__` imports.
+if TYPE_CHECKING:
     from packhouse.addons.audit_any.audit import AuditReport, audit
     from packhouse.addons.dart_math.supervised import TokenizedDataset, make_supervised_dataset
     from packhouse.addons.exports import Export, export_version
@@ -110,7 +111,13 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        return _version()
+        # Imported here, because it takes as long as the rest of `import packhouse`.
+        from importlib import metadata
+
+        try:
+            return metadata.version("packhouse")
+        except metadata.PackageNotFoundError:  # a checkout that is not installed
+            return "0+unknown"
     from packhouse.registry import PUBLIC
 
     module = _MODULES.get(name) or PUBLIC.get(name)
@@ -124,15 +131,6 @@ def __getattr__(name: str) -> Any:
         from packhouse.system.plugins import pip_install
 
         raise ImportError(f"packhouse.{name} needs torch: {pip_install('torch')}") from error
-
-
-def _version() -> str:
-    from importlib import metadata  # takes as long as the rest of `import packhouse`
-
-    try:
-        return metadata.version("packhouse")
-    except metadata.PackageNotFoundError:  # a checkout that is not installed
-        return "0+unknown"
 
 
 def __dir__() -> list[str]:

@@ -24,6 +24,7 @@ A user's mistake is one of these; a broken invariant is an `assert`. Facts about
 attributes, passed as keywords, and survive pickling, because worker processes raise these errors.
 """
 
+from functools import partial
 from typing import Any
 
 from packhouse.system.escaping import for_terminal
@@ -82,11 +83,8 @@ class PackhouseError(Exception):
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self.message, self.facts)
-
-
-def _rebuild(cls: type[PackhouseError], message: str, facts: dict[str, Any]) -> PackhouseError:
-    return cls(message, **facts)
+        # Exceptions pickle their positional arguments only, and worker processes raise these.
+        return partial(type(self), self.message, **self.facts), ()
 
 
 class ConfigError(PackhouseError):

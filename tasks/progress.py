@@ -27,7 +27,8 @@ EVERY_S = 2.0
 @contextmanager
 def progress_artifacts(dataset: str) -> Iterator[None]:
     """Show the progress of long steps during the block."""
-    with own_progress():  # other runs may be active in this process
+    # Other runs may be active in this process.
+    with own_progress():
         ended = Event()
         watcher = Thread(
             # Artifacts belong to the run that creates them.

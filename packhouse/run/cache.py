@@ -143,7 +143,8 @@ class StepStore:
             DiskError: the cache cannot be written.
         """
         if found := self.find(step, key, read):
-            with suppress(OSError):  # a read-only cache, or the step is being deleted
+            # The cache may be read-only, or the step is being deleted.
+            with suppress(OSError):
                 # Mark it as used: `packhouse cache gc` deletes the least recently used first.
                 os.utime(found.path("receipt.json"))
             return found
@@ -261,7 +262,8 @@ def locked_file(path: Path) -> Iterator[FileIO]:
     staged = path.with_name(f"{path.name}.new")
     # Unbuffered: closing it must not fail on a full disk.
     with staged.open("xb", buffering=0) as file:
-        with suppress(OSError):  # without file locks, nothing is ever deleted
+        # Without file locks, nothing is ever deleted.
+        with suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_EX)
         # Rename after locking: other processes delete files that are not locked.
         staged.rename(path)

@@ -87,10 +87,12 @@ def hold_steps(cache: Path, version_id: str, keys: Iterable[str]) -> Iterator[Ho
         except BaseException:
             path.unlink()
             raise
-        forget_tries(cache, version_id)  # the new file includes all of their keys
+        # The new file includes all keys of earlier attempts.
+        forget_tries(cache, version_id)
         yield hold
         path.unlink(missing_ok=True)
-    with suppress(FileNotFoundError):  # someone deleted the cache during the run
+    # Someone may have deleted the cache during the run.
+    with suppress(FileNotFoundError):
         forget_tries(cache, version_id)
 
 
@@ -226,7 +228,8 @@ def obsolete_keys(before: Iterable[LastJob], now: Iterable[SourceShard]) -> set[
     gone: set[str] = set()
     # a.jsonl had shards 1 and 2; after an append it has 1 and 3. Everything made from shard 2 is
     # obsolete: its validate, format and tokenize jobs, then pack and all later steps.
-    for job in before:  # a job comes after the jobs that it reads
+    # A job comes after the jobs that it reads.
+    for job in before:
         parts = job.parts
         shard = parts.get("shard", {})
         is_changed = shard.get("file") in files and shard["sha256"] not in contents

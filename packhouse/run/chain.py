@@ -266,7 +266,8 @@ def bytes_needed(plan: Plan, workspace: Workspace) -> int:
     raw = needed = 0.0
     for jobs in zip(plan.validate, plan.format, plan.tokenize, strict=True):
         shard, size = jobs[0].parameters.shard, float(jobs[0].size)
-        if shard.file_format in TABULAR:  # each shard has the size of its whole file
+        # Each shard has the size of its whole file.
+        if shard.file_format in TABULAR:
             size *= _COLUMNAR / num_shards[shard.file]
         raw += size
         todo = (job.step.name for job in jobs if job.step.peek(job.key, workspace) is None)
@@ -354,7 +355,8 @@ def prepare(
         validated = steps.do(plan.validate)
         steps.check_rows()
         check_all_text_is_read(recipe, plan.validate, validated)
-        return_freed_memory()  # the worker needs some for tokenizers now
+        # The worker needs some of it for tokenizers now.
+        return_freed_memory()
 
         if not all(FORMAT.peek(job.key, workspace) for job in plan.format):
             check_reasoning(recipe, validated, workspace.tokenizers)
@@ -427,7 +429,8 @@ class _Steps:
 
     def do(self, jobs: Sequence[AnyJob]) -> list[AnyReceipt]:
         """Run the jobs of one step and print a line about it."""
-        check_interrupted()  # C code may have swallowed the exception of a signal
+        # C code may have swallowed the exception of a signal.
+        check_interrupted()
         start = time.perf_counter()
         # Format jobs also run the side jobs of their shard (`then` in `steps/format.py`).
         beside = self.plan.beside if jobs is self.plan.format else ()

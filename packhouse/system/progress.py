@@ -18,7 +18,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import partial
 from threading import Lock, Timer
@@ -47,7 +47,8 @@ def notebook_progress() -> Any:
     class Page(Progress):
         def __init__(self) -> None:
             super().__init__(disable=True)  # no drawing by rich itself
-            del self.print  # rich sets it to its console's; use the method below
+            # `rich` sets it to its console's; use the method below.
+            del self.print
             self.lines: list[str] = []
             self.handle: Any = None
             self.drawn = 0.0
@@ -164,12 +165,22 @@ def show_progress(*, is_terminal: bool | None = None) -> Iterator[None]:
     warnings, log = _Warnings(logging.WARNING), logging.getLogger("packhouse")
     log.addHandler(warnings)
     try:
-        is_drawn = sys.stderr.isatty() if is_terminal is None else is_terminal
-        if is_drawn or is_notebook():
-            with _rich_progress() if is_drawn else notebook_progress() as _display:
-                yield
-                _end_phase()
-        else:
+        bars: Any = nullcontext()
+        if sys.stderr.isatty() if is_terminal is None else is_terminal:
+            from rich import progress
+
+            bars = progress.Progress(
+                progress.TextColumn("{task.description:>9}"),
+                progress.BarColumn(bar_width=24),
+                progress.TaskProgressColumn(),
+                progress.TimeElapsedColumn(),
+                progress.TimeRemainingColumn(),
+                console=console(stderr=True),
+                transient=True,
+            )
+        elif is_notebook():
+            bars = notebook_progress()
+        with bars as _display:
             yield
             _end_phase()
     finally:
@@ -281,24 +292,3 @@ def after_first_job(call: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         run.after_first_job = None
-
-
-def _rich_progress() -> Any:
-    from rich.progress import (
-        BarColumn,
-        Progress,
-        TaskProgressColumn,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    return Progress(
-        TextColumn("{task.description:>9}"),
-        BarColumn(bar_width=24),
-        TaskProgressColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=console(stderr=True),
-        transient=True,
-    )

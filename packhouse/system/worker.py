@@ -492,7 +492,8 @@ class _Served:
     def do(self, task: _Task) -> None:
         """Run a task under its limits and send replies."""
         self.task = task
-        if sys.platform == "linux":  # elsewhere RLIMIT_DATA does not count mmap
+        # Elsewhere RLIMIT_DATA does not count mmap.
+        if sys.platform == "linux":
             soft = _data_bytes() + _BYTES_PER_CPU * (os.cpu_count() or 1) + task.memory
             hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
             soft = soft if hard == resource.RLIM_INFINITY else min(soft, hard)

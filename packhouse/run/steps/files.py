@@ -27,7 +27,6 @@ from packhouse.recipe import PublishConfig, Recipe
 from packhouse.recipe.settings import ExportConfig
 from packhouse.records.tables import read_table, write_batches
 from packhouse.registry import function_of_addon
-from packhouse.run.cache import Receipt
 from packhouse.run.step import AnyJob, Job, Step, Work
 from packhouse.run.steps.format import FORMAT
 from packhouse.run.steps.gather import GATHER, RECORDS, PackRange, read_placed
@@ -303,8 +302,8 @@ def cut_files(split: str, num_packs: int, num_tokens: int, config: PublishConfig
     ]
 
 
-def local_files(receipts: Iterable[Receipt[FilesFacts]]) -> list[LocalFile]:
-    """Return the files of a version, in the order of the manifest."""
+def local_files(work: Work[Any]) -> list[LocalFile]:
+    """Return the files that the publish job reads, in the order of the manifest."""
     return [
         LocalFile(
             path=written.path(file.name),
@@ -316,7 +315,7 @@ def local_files(receipts: Iterable[Receipt[FilesFacts]]) -> list[LocalFile]:
             name=file.path,
             source=file.source,
         )
-        for written in receipts
+        for written in work.inputs(FILES)
         for file in written.facts.files
     ]
 

@@ -210,7 +210,7 @@ def compute(work: Work[FormatParameters], folder: Path) -> ShardCounts:
         rows_out=formatted.num_rows,
         added=dict(added),
         dropped=dropped,
-        **take_refused(folder, parameters.shard, recipe.validate_, [validated]),
+        **take_refused(work, folder, [validated]),
         notes=dict(sorted(reply["notes"].items())),
         stop_tokens=reply["stop_tokens"],
         rows_rendered=num_rows(formatted),

@@ -299,7 +299,8 @@ class _Places:
             offsets = read_table(packed.path(f"{side}-offsets.arrow"))["offset"].to_numpy()
             sequences = read_table(packed.path(f"{side}-sequences.arrow"))
             number = tokens = 0  # sequences and tokens before the batch
-            pack_start = 0  # tokens before the pack that continues into the batch
+            # Tokens before the pack that continues into the batch.
+            pack_start = 0
             # Whether the last head so far is of a first copy.
             is_first = np.zeros(1, np.bool_)
             head_record = np.full(1, -1, np.int64)

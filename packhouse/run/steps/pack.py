@@ -288,7 +288,8 @@ def compute(work: Work[PackParameters], folder: Path) -> PackFacts:
             with_weights=with_weights,
             by_source=by_source,
         )
-        del plan, own, lengths, offsets  # free memory before planning the next side
+        # Free memory before planning the next side.
+        del plan, own, lengths, offsets
     return PackFacts(
         **counts,
         sides=planned,

@@ -192,7 +192,7 @@ def compute(work: Work[PublishParameters], folder: Path) -> PublishFacts:
         html = function_of_addon("unpublished_report")(
             work.recipe.dataset,
             work.job.key[:16],
-            local_files(work.inputs(FILES)),
+            local_files(work),
             _manifest_facts(facts, work.recipe),
             work.workspace.tokenizers,
         )
@@ -214,7 +214,7 @@ def commit(work: Work[PublishParameters], receipt: Receipt[PublishFacts]) -> Rec
     """
     recipe, config, facts = work.recipe, work.recipe.publish, receipt.facts
     audited = check_audit(read_audit(facts.audit), recipe.audit)
-    files = local_files(work.inputs(FILES))
+    files = local_files(work)
     if config.report and _REPORT in receipt.files:
         sha256 = receipt.files[_REPORT].sha256
         files.append(LocalFile(receipt.path(_REPORT), "all", sha256=sha256, kind="report"))

@@ -76,7 +76,7 @@ def compute(work: Work[TokenizeParameters], folder: Path) -> TokenizeFacts:
     reply = run_tokenizer(call, tokenizer, path.stat().st_size + tokenizer_bytes(tokenizer))
     check_unchanged(tokenizer, parameters.tokenizer)
     table = read_table(folder / "tokenized.arrow")
-    bad = take_refused(folder, parameters.shard, work.recipe.validate_, [validated, formatted])
+    bad = take_refused(work, folder, [validated, formatted])
     return TokenizeFacts(
         rows_in=formatted.facts.rows_out,
         rows_out=table.num_rows,

@@ -309,25 +309,24 @@ def compute(work: Work[ValidateParameters], folder: Path) -> ValidateFacts:
 
 
 def take_refused(
-    folder: Path, shard: SourceShard, rules: ValidateConfig, before: Sequence[Receipt[ShardCounts]]
+    work: Work[Any], folder: Path, before: Sequence[Receipt[ShardCounts]]
 ) -> dict[str, Any]:
     """Add the raw bytes to rows that a worker rejected, and write and count the rows.
 
     Args:
+        work: job with the shard of the rows.
         folder: folder of the step.
-        shard: source of the raw bytes.
-        rules: limits for reading them.
         before: receipts of earlier steps for the same shard.
 
     Returns:
         `quarantined` and `quarantined_again` of `RowCounts`.
     """
     refused = folder / REFUSED
-    quarantined = with_raw_rows(read_table(refused), shard, rules)
+    rows = with_raw_rows(read_table(refused), work.parameters.shard, work.recipe.validate_)
     refused.unlink()
     files = [each.path(QUARANTINE) for each in before if QUARANTINE in each.files]
     known = [read_table(file)["row"] for file in files]
-    return write_quarantined(folder, quarantined, known)
+    return write_quarantined(folder, rows, known)
 
 
 def write_quarantined(
@@ -338,8 +337,8 @@ def write_quarantined(
     Returns:
         `quarantined` and `quarantined_again` of `RowCounts`.
     """
-    every = np.unique(np.concatenate([np.zeros(0, np.int64), *map(np.asarray, before)]))
-    new = np.setdiff1d(rows["row"].to_numpy(), every)
+    known = np.concatenate([np.zeros(0, np.int64), *map(np.asarray, before)])
+    new = np.setdiff1d(rows["row"].to_numpy(), known)
     return {
         "quarantined": write_with_reasons(folder / QUARANTINE, rows),
         "quarantined_again": rows.num_rows - len(new),

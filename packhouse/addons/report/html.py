@@ -149,6 +149,7 @@ def length_histogram(
     most = max([*(value["to"] for value in values), seq_len or 1])
     least = min([value["from"] for value in values], default=1)
     x = {
+        # Vega-Lite draws bars with two ends on a logarithmic axis only for a binned field.
         **_q("from", measured, bin="binned"),
         "scale": {"type": "log", "base": 2, "nice": False, "domainMax": most * 1.06},
         "axis": _axis(measured, format=",d", values=_octaves(least, most)),
@@ -444,6 +445,7 @@ def flow_figure(ledger: Sequence[LedgerLine]) -> Figure:
         "height": 170,
         "layer": [
             {
+                # Vega-Lite has no Sankey diagram, so each band is an area.
                 "data": {"values": bands},
                 "mark": {"type": "area", "interpolate": "monotone", "tooltip": True},
                 "encoding": {

@@ -65,7 +65,6 @@ class MeasuredSplit:
     weights: list[tuple[float, int]]
     """Loss weights and trained tokens; empty if all weights are 1."""
     read_packs: int
-    read_tokens: int
     samples: Samples
 
 

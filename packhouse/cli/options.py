@@ -33,15 +33,6 @@ def number_option(
     return click.option(*names, default=default, show_default=True, type=kind, help=what)
 
 
-def number_option(
-    *names: str, default: int | None = None, least: int = 0
-) -> Decorator:
-    """Return an option with a number that is not below `least`; the last name is its help text."""
-    *own, what = names
-    kind = click.IntRange(min=least)
-    return click.option(*own, default=default, show_default=True, type=kind, help=what)
-
-
 def json_option(what: str = "Print JSON.") -> Decorator:
     """Return --json."""
     return click.option("--json", "as_json", is_flag=True, help=what)

@@ -28,8 +28,8 @@ from packhouse.errors import (
 )
 from packhouse.run.cache import Workspace, open_mirror
 from packhouse.run.cache_room import cache_lock, cache_room, hold_steps, in_mb
+from packhouse.run.chain import bytes_needed, plan_jobs
 from packhouse.run.given import read_recipe
-from packhouse.run.steps.plan import bytes_needed, plan_jobs
 from packhouse.store import guard
 from packhouse.store.guard import FailedCheckError, expect, stored, write
 from packhouse.store.objects import (

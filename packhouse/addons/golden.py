@@ -32,10 +32,10 @@ from packhouse.records.messages import Answers, role_violations
 from packhouse.records.tables import CONVERSATION, FORMATTED, MESSAGE, VALIDATED, read_table
 from packhouse.render import make_renderer
 from packhouse.run.cache import Workspace
+from packhouse.run.chain import plan_jobs
 from packhouse.run.given import read_recipe
 from packhouse.run.rendering import make_window_rule, run_template
 from packhouse.run.step import execute
-from packhouse.run.steps.plan import plan_jobs
 from packhouse.system.terminal import echo
 from packhouse.system.wording import counted
 from packhouse.tokenize import load_snapshot, tokenize_table

@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 from packhouse.errors import ConfigError
 from packhouse.recipe.audit import QUALITY_COUNTERS
 from packhouse.records.lists import string_bytes
-from packhouse.records.messages import FlatMessages
+from packhouse.records.messages import ASSISTANT, USER, FlatMessages
 from packhouse.system.arrays import Bools, Bytes, Float64s, Int64s
 from packhouse.system.plugins import import_extra
 
@@ -625,7 +625,7 @@ class _Rows:
 
     @cached_property
     def _is_answer(self) -> Bools:
-        return self.flat.is_role("assistant")
+        return np.asarray(self.flat.roles == ASSISTANT)
 
     @cached_property
     def answers(self) -> pa.StringArray:
@@ -644,7 +644,7 @@ class _Rows:
     @cached_property
     def prompts(self) -> pa.StringArray:
         """The user message right before each answer; null if there is none."""
-        user = self.flat.is_role("user")
+        user = self.flat.roles == USER
         # Messages u a a: answers at [1 2]; the first follows a user message, the second does not.
         at = np.flatnonzero(self._is_answer)
         is_first = np.isin(at, self.flat.offsets)

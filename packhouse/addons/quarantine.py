@@ -39,9 +39,9 @@ from packhouse.records.identity import rewrites
 from packhouse.records.reasons import QUARANTINE_REASONS, WITH_REMEDY
 from packhouse.records.tables import QUARANTINED, REFUSED, read_table
 from packhouse.run.cache import Workspace
+from packhouse.run.chain import plan_jobs
 from packhouse.run.given import read_recipe
 from packhouse.run.rendering import run_template, try_rows
-from packhouse.run.steps.plan import plan_jobs
 from packhouse.store import OpenVersion
 from packhouse.store.contracts import read_batches
 from packhouse.store.read import open_address

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from packhouse.addons.audit_any.rows import token_batches
 from packhouse.addons.audit_any.token_audit import NUM_SAMPLES, Sample, TokenAudit, audit_token_rows
 from packhouse.addons.audit_any.turns import learn_turns
-from packhouse.api import Version, open_version, prepare_recipe
+from packhouse.api import Version, open_version
 from packhouse.auditing.inference import inference_line
 from packhouse.cli.summary import quality_lines
 from packhouse.cli.tokens import Run, html_runs, pipeline_of_version, plain, runs_of
@@ -34,7 +34,7 @@ from packhouse.recipe.reading import apply_override, merge_settings
 from packhouse.records.tables import read_table
 from packhouse.registry import function_of_addon
 from packhouse.run.cache import Workspace
-from packhouse.run.chain import Prepared
+from packhouse.run.chain import Prepared, prepare_recipe
 from packhouse.run.given import recipe_for, tokenizer_name
 from packhouse.store import open_version as open_stored
 from packhouse.store.manifest import AuditedRow

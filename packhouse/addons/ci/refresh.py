@@ -27,11 +27,10 @@ from packhouse.registry import function_of_addon
 from packhouse.render.sandbox import pinned_date
 from packhouse.run.cache import Mirror, Workspace, open_mirror
 from packhouse.run.cache_room import forget_tries, touch_last_run
-from packhouse.run.chain import Prepared, check_golden, prepare
+from packhouse.run.chain import Plan, Prepared, check_golden, plan_jobs, prepare
 from packhouse.run.given import read_recipe
-from packhouse.run.local_pool import local_runner
+from packhouse.run.step import LocalRunner
 from packhouse.run.steps import ALL_LIBRARIES, ENGINE_VERSIONS
-from packhouse.run.steps.plan import Plan, plan_jobs
 from packhouse.run.steps.publish import configuration_of, ref_gates
 from packhouse.store import Drift, OpenVersion, load_ref, open_store, open_version, set_ref
 from packhouse.store.evolution import (
@@ -454,7 +453,7 @@ def run_job(
         job.gates.add(job.refreshed.gates)
         return
     published = candidate_recipe(recipe) if approval else recipe
-    with local_runner(published, workspace, workers) as local:
+    with LocalRunner(recipe=published, workspace=workspace, workers=workers) as local:
         prepared = prepare(published, local, folder, plan, job.gates, mirror)
         job.refreshed = finish_refresh(recipe, found, prepared)
     results = job.refreshed.gates

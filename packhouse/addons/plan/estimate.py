@@ -27,10 +27,10 @@ from packhouse.records.ledger import Filter, filters_of, share_allowed
 from packhouse.records.render_counts import RenderCounts, SplitText, factor_note, total
 from packhouse.records.tables import REFUSED, read_table
 from packhouse.run.cache import Receipt, Workspace
+from packhouse.run.chain import Plan, plan_jobs
 from packhouse.run.given import recipe_for
 from packhouse.run.rendering import run_template, try_rows
 from packhouse.run.steps.format import FORMAT, split_text_of
-from packhouse.run.steps.plan import Plan, plan_jobs
 from packhouse.run.steps.tokenize import TOKENIZE
 from packhouse.run.steps.validate import (
     VALIDATE,

@@ -46,8 +46,8 @@ from packhouse.read.files import find_files, source_name
 from packhouse.recipe import Recipe
 from packhouse.registry import function_of_addon
 from packhouse.run.cache import Workspace
+from packhouse.run.chain import Plan, plan_jobs
 from packhouse.run.given import recipe_for
-from packhouse.run.steps.plan import Plan, plan_jobs
 from packhouse.store import OpenVersion, open_version
 from packhouse.store.card import numbers_of
 from packhouse.system.disks import check_cache, find_cache

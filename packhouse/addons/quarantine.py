@@ -66,26 +66,17 @@ class MendedSource:
     """Settings of the source in a recipe, except `path`: `name`, `format`, `fields`, ..."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Retried:
-    """Result of checking fixed rows. Each row is in exactly one of the two."""
-
-    passed: tuple[MendedSource, ...]
-    still_bad: tuple[dict[str, object], ...]
-    """Lines to fix, with the current reason."""
-
-    @property
-    def num_passed(self) -> int:
-        """Number of rows that pass."""
-        return sum(len(source.lines) for source in self.passed)
-
-
-def check_mended(lines: Iterable[Mapping[str, object]], recipe: Recipe) -> Retried:
+def check_mended(
+    lines: Iterable[Mapping[str, object]], recipe: Recipe
+) -> tuple[list[MendedSource], list[dict[str, object]]]:
     """Check fixed rows with the recipe's rules.
 
     Args:
         lines: lines from `editable`, fixed or not.
         recipe: the recipe whose sources the rows come from.
+
+    Returns:
+        Rows that pass, and lines to fix with the current reason. Each row is in one of the two.
 
     Raises:
         ConfigError: a line is not from `editable`, or its source is not in the recipe.
@@ -124,7 +115,7 @@ def check_mended(lines: Iterable[Mapping[str, object]], recipe: Recipe) -> Retri
         if good:
             settings = config.model_dump(exclude={"path"}, exclude_defaults=True)
             passed.append(MendedSource(name=settings["name"], lines=good, settings=settings))
-    return Retried(passed=tuple(passed), still_bad=tuple(still_bad))
+    return passed, still_bad
 
 
 def _source_of(line: Mapping[str, Any], origins: Collection[str], number: int) -> str:
@@ -364,20 +355,20 @@ def retry(
         lines = _read_lines(mended)
     else:
         lines = [editable(row) for row in _rows_to_mend(target, cache, reason)]
-    retried = check_mended(lines, recipe)
-    passed = _write_retried(lines, retried, out, as_json)
+    passed, still_bad = check_mended(lines, recipe)
+    mended_lines = _write_retried(lines, passed, still_bad, out, as_json)
     # Steps that can reject some records of a row and accept others. Format rejects a row as a
     # whole, but windows and paths separately.
     steps = {"tokenize"} if rewrites(recipe.format) else set()
     if recipe.pack.over_length == "window" or any(s.oasst_paths == "all" for s in recipe.sources):
         steps = {"format", "tokenize"}
     # Other records of these rows may be published already, and would then be in the data twice.
-    if {line["step"] for line in passed} & steps:
+    if {line["step"] for line in mended_lines} & steps:
         print_note(
             "note: if other records of these rows were published before, the fixed rows "
             "contain them again. `dedup.exact: drop` removes the duplicates."
         )
-    if retried.still_bad:
+    if still_bad:
         raise click.exceptions.Exit(QuarantineLimitError.exit_code)
 
 
@@ -476,7 +467,11 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def _write_retried(
-    lines: list[dict[str, Any]], retried: Retried, out: Path, as_json: bool
+    lines: list[dict[str, Any]],
+    passed: list[MendedSource],
+    still_bad: list[dict[str, object]],
+    out: Path,
+    as_json: bool,
 ) -> list[dict[str, Any]]:
     """Write rows that pass, rows that are still bad, and which bad rows the former replace.
 
@@ -485,32 +480,32 @@ def _write_retried(
     """
     out.mkdir(parents=True, exist_ok=True)
     sources = []
-    for source in retried.passed:
+    for source in passed:
         path = out / f"{source.name}.jsonl"
         path.write_bytes(b"".join(line + b"\n" for line in source.lines))
         sources.append({"path": str(path), "rows": len(source.lines), **source.settings})
     left = out / "_still-bad.jsonl"  # folder sources skip names like this
     left.unlink(missing_ok=True)
-    if retried.still_bad:
-        left.write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in retried.still_bad))
-    bad = {(line["source"], line["row"]) for line in retried.still_bad}
+    if still_bad:
+        left.write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in still_bad))
+    bad = {(line["source"], line["row"]) for line in still_bad}
     mended = [line for line in lines if (line["source"], line["row"]) not in bad]
     # Lines written by hand have no digest, so they cannot be matched to a bad row.
     replaced = [{name: row[name] for name in _PLACE} for row in mended if "raw_sha256" in row]
     (out / _MENDED).write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in replaced))
+    num_passed = sum(len(source.lines) for source in passed)
     if as_json:
-        facts = {"passed": retried.num_passed, "still_bad": list(retried.still_bad)}
-        echo(json.dumps({**facts, "sources": sources}))
+        echo(json.dumps({"passed": num_passed, "still_bad": still_bad, "sources": sources}))
         return mended
-    echo(f"{counted(retried.num_passed, 'row')} passed, {len(retried.still_bad):,} still bad")
-    for line in retried.still_bad[:5]:
+    echo(f"{counted(num_passed, 'row')} passed, {len(still_bad):,} still bad")
+    for line in still_bad[:5]:
         reason = for_terminal(str(line.get("detail", "")))
         echo(f"  {for_terminal(str(line['source']))} row {line['row']:,}: {reason}")
-    if retried.still_bad:
+    if still_bad:
         echo(f"  all of them: {left}")
-    if retried.passed:
+    if passed:
         echo("\nadd to the recipe's sources:")
-        for source in retried.passed:
+        for source in passed:
             entry = {"path": str((out / f"{source.name}.jsonl").absolute()), **source.settings}
             echo(textwrap.indent(yaml.safe_dump([entry], sort_keys=False).rstrip(), "  "))
     return mended

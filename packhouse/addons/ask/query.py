@@ -197,6 +197,7 @@ def fetch_files(opened: OpenVersion, question: Question, folder: Path) -> tuple[
         ConfigError: a user's query is invalid.
         IntegrityError: a file of the version is damaged.
     """
+    # Only columns in the plan are fetched: `avg(num_trained)` reads 0.12 MB of Alpaca's 14.8 MB.
     manifest = replace(opened.manifest, files=())  # sending 200,000 entries takes 1 s
     taken: dict[str, list[str]] = run_in_worker(
         partial(_plan, question, manifest), what="the query", blames=question.blames

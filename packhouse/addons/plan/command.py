@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from packhouse.addons.plan.estimate import Estimate, estimate
+from packhouse.addons.plan.estimate import estimate
 from packhouse.cli.options import recipe_options
 from packhouse.read.files import source_name
 from packhouse.recipe import Recipe
@@ -50,53 +50,42 @@ def plan(recipe_path: str, overrides: tuple[str, ...], cache: Path, as_json: boo
     estimated = estimate(recipe, jobs, workspace)
     room, needed = cache_room(cache), bytes_needed(jobs, workspace)
     names = [step.name for step in STEPS]
-    cached = {step: {"cached": hits[step], "jobs": totals[step]} for step in names}
     if as_json:
+        cached = {step: {"cached": hits[step], "jobs": totals[step]} for step in names}
         facts = {"version_id": jobs.version_id, **asdict(estimated), "steps": cached}
         for line, other in zip(facts["seq_lens"], estimated.seq_lens, strict=True):
             line |= {"fill": other.fill, "num_padding": other.num_padding}
         facts["cache"] = {"needed_bytes": needed, **asdict(room)}
         echo(json.dumps(facts))
-    else:
-        _print_estimate(recipe.dataset, jobs.version_id, estimated, cached)
-        for each in estimated.filters:
-            left_out = f"{each.filtered:,} of {counted(each.rows, 'row')}"
-            about = "" if estimated.is_exact else "about "
-            print_text(f"where of {each.source} drops {about}{left_out}: {each.where}")
-        for source in recipe.sources:
-            for field, expression in source.select.items():
-                print_text(f"select of {source_name(source)}: {field} = {expression}")
-        print_text(f"cache: this run adds about {in_mb(needed)}; {room}")
-        if needed > room.free_bytes:
-            echo(
-                "note: the run needs more space than is free. Free some with `packhouse cache gc`."
-            )
-
-
-def _print_estimate(
-    dataset: str, version_id: str, facts: Estimate, cached: dict[str, dict[str, int]]
-) -> None:
-    """Print counts, notes, sources, other pack sizes and cached steps."""
-    out = console()
-    about = "" if facts.is_exact else "about "
-    out.print(f"{dataset} {version_id}", style="bold")
-    out.print(f"  {facts.totals}")
-    for note in facts.lines():
+        return
+    about = "" if estimated.is_exact else "about "
+    console().print(f"{recipe.dataset} {jobs.version_id}", style="bold")
+    console().print(f"  {estimated.totals}")
+    for note in estimated.lines():
         print_text(f"note: {note}", 2)
-    for refusal in facts.refusals:
+    for refusal in estimated.refusals:
         print_text(f"the run would fail: {refusal}", 2)
-    columns, lines = facts.by_source()
+    columns, lines = estimated.by_source()
     # An exact count stays a number, which is aligned to the right.
-    rows = [[source, f"{about}{n:,}" if about else n, *others] for source, n, *others in lines]
-    print_table(columns, rows)
-    if facts.seq_lens:
+    cells = [[source, f"{about}{n:,}" if about else n, *others] for source, n, *others in lines]
+    print_table(columns, cells)
+    if estimated.seq_lens:
         trials = [
             (t.seq_len, t.num_packs, f"{t.fill:.1%}", t.num_padding, t.records_too_long)
-            for t in facts.seq_lens
+            for t in estimated.seq_lens
         ]
         print_table(("pack.seq_len", "packs", "fill", "padding", "records too long"), trials)
-    hits = [f"{step} {line['cached']}/{line['jobs'] or '?'}" for step, line in cached.items()]
-    print_text(f"cached: {', '.join(hits)}")
+    found = [f"{name} {hits[name]}/{totals[name] or '?'}" for name in names]
+    print_text(f"cached: {', '.join(found)}")
+    for each in estimated.filters:
+        left_out = f"{each.filtered:,} of {counted(each.rows, 'row')}"
+        print_text(f"where of {each.source} drops {about}{left_out}: {each.where}")
+    for source in recipe.sources:
+        for name, expression in source.select.items():
+            print_text(f"select of {source_name(source)}: {name} = {expression}")
+    print_text(f"cache: this run adds about {in_mb(needed)}; {room}")
+    if needed > room.free_bytes:
+        echo("note: the run needs more space than is free. Free some with `packhouse cache gc`.")
 
 
 @click.command()
@@ -114,13 +103,26 @@ def explain(recipe_path: str, overrides: tuple[str, ...], cache: Path, as_json: 
                  pack.seq_len: 512 -> 1024
       ...
     """
+    from rich.text import Text
+
     recipe = read_recipe(recipe_path, overrides)
     plan = plan_jobs(recipe)
     rows = explain_plan(plan, Workspace(cache=cache), recipe)
     if as_json:
         echo(json.dumps({"version_id": plan.version_id, "jobs": [asdict(row) for row in rows]}))
-    else:
-        _print_steps(rows, plan.version_id)
+        return
+    for step in (step.name for step in STEPS):
+        jobs = [row for row in rows if row.step == step]
+        runs = [row for row in jobs if not row.cached]
+        what, style = ("runs", "yellow") if runs else ("cached", "green")
+        count = f" ({len(runs or jobs)} of {len(jobs)} jobs)"
+        console().print(Text.assemble((f"{step:>9}  {what}", style), count))
+        for row in runs[:5]:
+            label = f"{row.label}: " if len(jobs) > 1 else ""
+            console().print(f"{'':>11}{label}{'; '.join(row.why)}")
+        if len(runs) > 5:
+            console().print(f"{'':>11}... and {len(runs) - 5} more")
+    console().print(f"  version  {plan.version_id}")
 
 
 @dataclass(slots=True)
@@ -182,24 +184,3 @@ def _explain_job(
             if name.partition(".")[0] != "inputs"
         ] or ["an earlier step changed"]
     return ExplainedJob(step, job.label, job.key, False, why)
-
-
-def _print_steps(rows: list[ExplainedJob], version_id: str) -> None:
-    from rich.text import Text
-
-    out = console()
-    for step in (step.name for step in STEPS):
-        jobs = [row for row in rows if row.step == step]
-        runs = [row for row in jobs if not row.cached]
-        if not runs:
-            count = f" ({len(jobs)} of {len(jobs)} jobs)"
-            out.print(Text.assemble((f"{step:>9}  cached", "green"), count))
-            continue
-        count = f" ({len(runs)} of {len(jobs)} jobs)"
-        out.print(Text.assemble((f"{step:>9}  runs", "yellow"), count))
-        for row in runs[:5]:
-            label = f"{row.label}: " if len(jobs) > 1 else ""
-            out.print(f"{'':>11}{label}{'; '.join(row.why)}")
-        if len(runs) > 5:
-            out.print(f"{'':>11}... and {len(runs) - 5} more")
-    out.print(f"  version  {version_id}")

@@ -23,7 +23,6 @@ from packhouse.addons.ask.samples import label_names, label_text, weights_text
 from packhouse.addons.report.html import (
     compare_figure,
     details,
-    figure,
     header,
     page,
     section,
@@ -238,7 +237,7 @@ def _lengths_section(versions: Sequence[_Version]) -> str:
         title, says = "Records by trained tokens", "How much of a record counts in the loss."
         measured = "trained tokens in a record"
         figures.append(compare_figure("trained", title, says, measured, trained))
-    inner = "".join(map(figure, figures))
+    inner = "".join(figures)
     return section("lengths", "Lengths", f"<div class=grid>{inner}</div>" if inner else "")
 
 

@@ -15,7 +15,6 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from itertools import zip_longest
@@ -34,21 +33,6 @@ Bins = Mapping[str, Mapping[int, int]]
 _HEIGHT = 220
 _COLORS = {"rows": "#4a7fe8", "quarantined": "#e5484d", "dropped": "#d98a00"}
 """Colors of rows that stay, and of rows that leave."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Figure:
-    """A chart and its numbers."""
-
-    name: str
-    """Unique within the page; letters and dashes only."""
-    title: str
-    says: str
-    """One sentence on what to look for."""
-    spec: Spec
-    columns: Sequence[str]
-    rows: Sequence[Sequence[object]]
-    """Table cells: text or numbers."""
 
 
 def _spec(values: Sequence[Mapping[str, object]], height: int = _HEIGHT, **parts: object) -> Spec:
@@ -108,26 +92,19 @@ def _octaves(least: float, most: float) -> list[int]:
     return ticks if len(ticks) > 3 else sorted([*ticks, *halves])
 
 
-def length_figures(lengths: Mapping[str, Mapping[int, int]], seq_len: int) -> list[Figure]:
+def length_figures(lengths: Mapping[str, Mapping[int, int]], seq_len: int) -> str:
     """Return charts of records by length, and of the tokens in them, by source."""
-    found = []
-    for name, title, weigh in (
-        ("records", "Records by length", False),
-        ("tokens", "Tokens by length of their record", True),
-    ):
-        bins = {source: class_counts(own, weigh=weigh) for source, own in lengths.items()}
-        says = "Bins double in width every four."
-        if len(bins) > 1:
-            says = f"Bars are stacked by source. {says}"
-        if weigh:
-            says = "Few long records may hold most of them."
-        measured = "tokens in a record"
-        found.append(
-            length_histogram(
-                f"lengths-{name}", title, says, bins, measured, "source", name, seq_len
-            )
-        )
-    return found
+    says = "Bars are stacked by source. " * (len(lengths) > 1) + "Bins double in width every four."
+    measured = "tokens in a record"
+    bins = {source: class_counts(own) for source, own in lengths.items()}
+    records = length_histogram(
+        "lengths-records", "Records by length", says, bins, measured, "source", "records", seq_len
+    )
+    title, says = "Tokens by length of their record", "Few long records may hold most of them."
+    bins = {source: class_counts(own, weigh=True) for source, own in lengths.items()}
+    return records + length_histogram(
+        "lengths-tokens", title, says, bins, measured, "source", "tokens", seq_len
+    )
 
 
 def length_histogram(
@@ -139,7 +116,7 @@ def length_histogram(
     series: str,
     counts: str = "records",
     seq_len: int | None = None,
-) -> Figure:
+) -> str:
     """Return a chart of counts by length class, on a logarithmic axis."""
     values: list[dict[str, Any]] = [
         {"from": _left(top), "to": max(top, 0.7), "n": n, "of": each, "bin": _range(top)}
@@ -149,6 +126,7 @@ def length_histogram(
     most = max([*(value["to"] for value in values), seq_len or 1])
     least = min([value["from"] for value in values], default=1)
     x = {
+        # Vega-Lite draws bars with two ends on a logarithmic axis only for a binned field.
         **_q("from", measured, bin="binned"),
         "scale": {"type": "log", "base": 2, "nice": False, "domainMax": most * 1.06},
         "axis": _axis(measured, format=",d", values=_octaves(least, most)),
@@ -161,7 +139,7 @@ def length_histogram(
         layers.append({"data": {"values": [{"at": seq_len}]}, "mark": rule, "encoding": at})
         says = f"{says} The dashed line is seq_len, {seq_len:,}."
     spec = _spec(values, layer=layers)
-    return Figure(
+    return _figure(
         name=name, title=title, says=says, spec=spec, columns=(measured, *bins), rows=_rows(bins)
     )
 
@@ -199,7 +177,7 @@ def _color(title: str, series: Iterable[str], **scale: object) -> Spec:
 
 def seq_len_figure(
     choices: Sequence[SeqLenTrial], seq_len: int, shown: str = "this version"
-) -> Figure:
+) -> str:
     """Return a chart of fill and kept records for other pack sizes."""
     values: list[dict[str, Any]] = [
         {
@@ -241,7 +219,7 @@ def seq_len_figure(
             },
         ],
     )
-    return Figure(
+    return _figure(
         name="seq-len",
         title="Other seq_len",
         says=f"Computed with the planner of a run. The large marks show {shown}.",
@@ -263,7 +241,7 @@ def seq_len_figure(
 
 def compare_figure(
     name: str, title: str, says: str, measured: str, series: Mapping[str, Mapping[int, int]]
-) -> Figure:
+) -> str:
     """Return a chart of two length distributions, each as shares of all its records.
 
     A line keeps its height until the next point, so every class also gets a point at its end.
@@ -297,14 +275,14 @@ def compare_figure(
             "tooltip": _tooltip("version", measured, "records"),
         },
     )
-    return Figure(
+    return _figure(
         name=name, title=title, says=says, spec=spec, columns=(measured, *bins), rows=_rows(bins)
     )
 
 
 def share_figure(
     name: str, title: str, says: str, splits: Mapping[str, Sequence[int]], counts: str
-) -> Figure:
+) -> str:
     """Return a chart of counts by share, in equal bins."""
     bins = max((len(each) for each in splits.values()), default=1)
 
@@ -323,12 +301,12 @@ def share_figure(
         for i in range(bins)
         if any(each[i] for each in splits.values())
     ]
-    return Figure(
+    return _figure(
         name=name, title=title, says=says, spec=spec, columns=("share", *splits), rows=rows
     )
 
 
-def turns_figure(turns: Sequence[tuple[int, int]]) -> Figure:
+def turns_figure(turns: Sequence[tuple[int, int]]) -> str:
     """Return a chart of trained tokens by the position of the answer in its record."""
     values: list[dict[str, Any]] = [
         {"turn": f"{i + 1}{'+' if i == 11 else ''}", "at": i, "tokens": tokens, "n": n}
@@ -349,7 +327,7 @@ def turns_figure(turns: Sequence[tuple[int, int]]) -> Figure:
             ],
         },
     )  # fmt: skip
-    return Figure(
+    return _figure(
         name="turns",
         title="Trained tokens by answer",
         says="The first answer of each record, the second, and so on.",
@@ -359,9 +337,7 @@ def turns_figure(turns: Sequence[tuple[int, int]]) -> Figure:
     )
 
 
-def reasons_figure(
-    name: str, title: str, says: str, counts: Iterable[tuple[str, str, int]]
-) -> Figure:
+def reasons_figure(name: str, title: str, says: str, counts: Iterable[tuple[str, str, int]]) -> str:
     """Return a bar chart of (name, kind, count), such as rows and records by reason."""
     rows = list(counts)
     kinds = list(dict.fromkeys(kind for _, kind, _ in rows))
@@ -378,12 +354,12 @@ def reasons_figure(
             "tooltip": _tooltip("kind", "reason", "number"),
         },
     )  # fmt: skip
-    return Figure(
+    return _figure(
         name=name, title=title, says=says, spec=spec, columns=("reason", "", "number"), rows=rows
     )
 
 
-def flow_figure(ledger: Sequence[LedgerLine]) -> Figure:
+def flow_figure(ledger: Sequence[LedgerLine]) -> str:
     """Draw the rows from step to step as a band that losses leave at the bottom.
 
     A loss is drawn at least 1.5% of the height wide, so that one row in 52,002 is visible.
@@ -444,6 +420,7 @@ def flow_figure(ledger: Sequence[LedgerLine]) -> Figure:
         "height": 170,
         "layer": [
             {
+                # Vega-Lite has no Sankey diagram, so each band is an area.
                 "data": {"values": bands},
                 "mark": {"type": "area", "interpolate": "monotone", "tooltip": True},
                 "encoding": {
@@ -493,7 +470,7 @@ def flow_figure(ledger: Sequence[LedgerLine]) -> Figure:
         ]
         for line, (came_in, went_out) in zip(ledger, cells, strict=True)
     ]
-    return Figure(
+    return _figure(
         name="flow",
         title="Rows in and out of each step",
         says="Each step reads the output of the previous one. Quarantined and dropped rows "
@@ -623,16 +600,33 @@ def preformatted(text: str, name: str) -> str:
     return f'<pre role=group tabindex=0 aria-label="{html_text(name)}">{html_text(text)}</pre>'
 
 
-def figure(drawn: Figure) -> str:
-    """Return a chart, with the table of its numbers below."""
-    rows = table(drawn.columns, drawn.rows, drawn.title)
-    title, says = html_text(drawn.title), html_text(drawn.says)
+def _figure(
+    *,
+    name: str,
+    title: str,
+    says: str,
+    spec: Spec,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+) -> str:
+    """Return a chart, with the table of its numbers below.
+
+    Args:
+        name: unique within the page; letters and dashes only.
+        title: title of the chart.
+        says: one sentence on what to look for.
+        spec: Vega-Lite specification.
+        columns: column names of the table.
+        rows: cells of the table, text or numbers.
+    """
+    numbers = table(columns, rows, title)
+    title, says = html_text(title), html_text(says)
     head = f"<figcaption><b>{title}</b> <span>{says}</span></figcaption>"
     if vega_bundle() is None:
-        return f"<figure>{head}{rows}</figure>"
-    chart = f'<div class=chart role=img aria-label="{title}. {says}" id="chart-{drawn.name}"></div>'
-    data = _json(f"spec-{drawn.name}", drawn.spec, "spec")
-    return f"<figure>{head}{chart}{data}{details('Numbers', rows)}</figure>"
+        return f"<figure>{head}{numbers}</figure>"
+    chart = f'<div class=chart role=img aria-label="{title}. {says}" id="chart-{name}"></div>'
+    data = _json(f"spec-{name}", spec, "spec")
+    return f"<figure>{head}{chart}{data}{details('Numbers', numbers)}</figure>"
 
 
 def _json(name: str, value: object, role: str) -> str:

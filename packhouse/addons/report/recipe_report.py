@@ -28,7 +28,6 @@ from packhouse.addons.ask.samples import (
     weights_text,
 )
 from packhouse.addons.report.html import (
-    figure,
     header,
     length_figures,
     page,
@@ -251,9 +250,9 @@ def _lengths_section(recipe: Recipe, expected: "Estimate", rows: dict[str, pa.Ta
     if not any(lengths.values()):
         return ""
     seq_len = recipe.pack.seq_len
-    drawn = "".join(figure(each) for each in length_figures(lengths, seq_len))
+    drawn = length_figures(lengths, seq_len)
     trials = expected.seq_lens
-    other = figure(seq_len_figure(trials, seq_len, "this recipe")) if trials else ""
+    other = seq_len_figure(trials, seq_len, "this recipe") if trials else ""
     num_rows = sum(own.num_rows for own in rows.values())
     caption = (
         f"<p class=quiet>Of {counted(num_rows, 'record')}, the first megabyte of each source.</p>"

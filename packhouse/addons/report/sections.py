@@ -11,10 +11,8 @@ import numpy as np
 
 from packhouse.addons.ask.samples import is_of_classes
 from packhouse.addons.report.html import (
-    Figure,
     class_counts,
     details,
-    figure,
     flow_figure,
     header,
     length_figures,
@@ -65,7 +63,6 @@ class MeasuredSplit:
     weights: list[tuple[float, int]]
     """Loss weights and trained tokens; empty if all weights are 1."""
     read_packs: int
-    read_tokens: int
     samples: Samples
 
 
@@ -197,7 +194,7 @@ def flow_section(manifest: Manifest) -> str:
     ledger, rendering = manifest.facts.counts.ledger, manifest.facts.counts.rendering
     lines = [*rendering.record_lines(), *rendering.lines()]
     notes = "".join(f"<li>{html_text(line)}</li>" for line in lines)
-    drawn = figure(flow_figure(ledger)) if ledger else ""
+    drawn = flow_figure(ledger) if ledger else ""
     return section(
         "flow", "From rows to tokens", drawn, f"<ul class=quiet>{notes}</ul>" if notes else ""
     )
@@ -223,7 +220,7 @@ def lengths_section(manifest: Manifest, measured: Measured) -> str:
         return ""
     pack, splits = manifest.facts.configuration.pack, manifest.facts.counts.splits()
     seq_len = pack.seq_len or max(each.seq_len for each in splits.values())
-    figures = "".join(figure(each) for each in length_figures(by_source, seq_len))
+    figures = length_figures(by_source, seq_len)
     over = Counter[bool]()
     for split, length, count in measured.too_long:
         over[length > 0] += count
@@ -249,7 +246,7 @@ def lengths_section(manifest: Manifest, measured: Measured) -> str:
             "whose length this version does not record."
         )
     note = f"<p class=quiet>{note}</p>" if note else ""
-    other = figure(seq_len_figure(choices, seq_len)) + note if choices else ""
+    other = seq_len_figure(choices, seq_len) + note if choices else ""
     return section("lengths", "Lengths", f"<div class=grid>{figures}</div><br>", other)
 
 
@@ -275,7 +272,7 @@ def packs_section(manifest: Manifest, measured: Measured) -> str:
         "packs",
         "Packs",
         table(columns, rows, "Packs by split"),
-        figure(drawn),
+        drawn,
         _part(manifest, measured),
     )
 
@@ -311,7 +308,7 @@ def trained_section(manifest: Manifest, measured: Measured) -> str:
     caption = (
         "<p class=quiet>Classification: the label of each record is trained, and no token.</p>"
     )
-    figures: list[Figure] = []
+    figures: list[str] = []
     if not is_of_classes(manifest):
         caption = _trained_by_source(manifest, measured)
         # Sum over the splits: answers 1, 2, ... of each are added up.
@@ -328,7 +325,7 @@ def trained_section(manifest: Manifest, measured: Measured) -> str:
             figures.append(length_histogram("trained-lengths", title, says, bins, measure, "split"))
         if sum(1 for _, n in turns if n) > 1:
             figures.append(turns_figure(turns))
-    grid = f"<div class=grid>{''.join(map(figure, figures))}</div>" if figures else ""
+    grid = f"<div class=grid>{''.join(figures)}</div>" if figures else ""
     part = _part(manifest, measured) if grid or tables else ""
     return section("trained", "What is trained", caption, *tables, grid, part)
 
@@ -428,7 +425,7 @@ def left_out_section(manifest: Manifest, measured: Measured) -> str:
         counts,
     )
     inner = "".join([*_quarantined(ledger, measured), *_dropped(manifest, measured)])
-    return section("left-out", "Left out", figure(drawn), inner)
+    return section("left-out", "Left out", drawn, inner)
 
 
 def _quarantined(ledger: Sequence[LedgerLine], measured: Measured) -> Iterator[str]:

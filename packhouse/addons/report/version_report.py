@@ -219,7 +219,6 @@ def _read_split(
         labels=dict(sorted(labels.items())),
         weights=sorted(weights_of_tokens.items()) if weights_of_tokens.keys() - {1} else [],
         read_packs=seen,
-        read_tokens=tokens,
         samples=samples,
     )
 

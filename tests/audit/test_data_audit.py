@@ -191,9 +191,26 @@ def test_trained_padding_is_found_and_nothing_else(audited, good, pad, attention
     assert untrained == ({"padding": number} if in_front and not attention == 0 else {})
 
 
-def _untrained(rows):
-    rows[3]["labels"] = [-100] * len(rows[3]["labels"])
-    return rows
+def _truncated(rows):
+    return [{name: values[:64] for name, values in row.items()} for row in rows]
+
+
+def _begin(row):
+    return next(n for n, label in enumerate(row["labels"]) if label != -100)
+
+
+def _set(number, name, change):
+    """Change a column of one row."""
+
+    def spoil(rows):
+        rows[number][name] = change(rows[number][name])
+        return rows
+
+    return spoil
+
+
+def _relabel(ignored):
+    return _set(0, "labels", lambda labels: [ignored if x == -100 else x for x in labels])
 
 
 def _untrained_end(rows):
@@ -204,30 +221,34 @@ def _untrained_end(rows):
 
 
 def _without_end(rows):
-    rows[5] = {name: values[:-2] for name, values in rows[5].items()}
-    rows[6] = {name: values[:-2] for name, values in rows[6].items()}
+    for number in (5, 6):
+        rows[number] = {name: values[:-2] for name, values in rows[number].items()}
     return rows
 
 
-def _truncated(rows):
-    return [{name: values[:64] for name, values in row.items()} for row in rows]
+def _train(place):
+    """Also train a token of the first row."""
+
+    def spoil(rows):
+        at = place(rows[0])
+        rows[0]["labels"][at] = rows[0]["input_ids"][at]
+        return rows
+
+    return spoil
 
 
-def _trained_prompt(rows):
-    rows[0]["labels"][30:32] = rows[0]["input_ids"][30:32]
-    return rows
-
-
-def _trained_header(rows):
-    begin = next(n for n, label in enumerate(rows[0]["labels"]) if label != -100)
-    rows[0]["labels"][begin - 2] = rows[0]["input_ids"][begin - 2]  # `assistant`
-    return rows
-
-
-def _late_positions(rows):
-    row = joined(rows[:3], "seq_lengths", "position_ids")
-    row["position_ids"] = list(range(len(row["input_ids"])))
+def _crossing(rows):
+    row, at = joined(rows[:2], "position_ids"), len(rows[0]["input_ids"])
+    row["labels"][at] = row["input_ids"][at]
     return [row]
+
+
+def _positions(make, *more):
+    def spoil(rows):
+        row = joined(rows[:3], "position_ids", *more)
+        return [row | {"position_ids": make(len(row["labels"]))}]
+
+    return spoil
 
 
 def _wrong_lengths(rows):
@@ -236,28 +257,8 @@ def _wrong_lengths(rows):
     return [row, *rows[3:]]
 
 
-def _without_boundaries(rows):
-    return [joined(rows[:3]), *rows[3:]]
-
-
 def _joined_by_attention(rows):
     return [joined(rows[:3], "position_ids", "ones"), *({**r, "position_ids": None} for r in rows)]
-
-
-def _crossing(rows):
-    row = joined(rows[:2], "position_ids")
-    row["labels"][len(rows[0]["input_ids"])] = row["input_ids"][len(rows[0]["input_ids"])]
-    return [row]
-
-
-def _shifted(rows):
-    rows[0]["labels"] = [*rows[0]["labels"][1:], -100]
-    return rows
-
-
-def _null_labels(rows):
-    rows[3]["labels"] = None
-    return rows
 
 
 def _no_labels(rows):
@@ -272,38 +273,9 @@ def _null_among_labels(rows):
     return rows
 
 
-def _far_below_zero(rows):
-    rows[0]["labels"] = [-200 if label == -100 else label for label in rows[0]["labels"]]
-    return rows
-
-
 def _hidden(rows):
     rows[0]["attention_mask"][5] = 0
     rows[1]["attention_mask"] = [0] * len(rows[1]["attention_mask"])
-    return rows
-
-
-def _same_positions(rows):
-    return [
-        joined(rows[:3], "position_ids") | {"position_ids": [0] * len(joined(rows[:3])["labels"])}
-    ]
-
-
-def _empty(rows):
-    return [
-        *rows,
-        {"input_ids": [], "labels": []},
-        {"input_ids": [151643] * 3, "labels": [-100] * 3},
-    ]
-
-
-def _uneven(rows):
-    rows[0]["labels"].pop()
-    return rows
-
-
-def _minus_one(rows):
-    rows[0]["labels"] = [-1 if label == -100 else label for label in rows[0]["labels"]]
     return rows
 
 
@@ -312,35 +284,34 @@ def _foreign(rows):
     return rows
 
 
-def _repeated(rows):
-    return [*rows, rows[0], rows[0]]
+EMPTY = [{"input_ids": [], "labels": []}, {"input_ids": [151643] * 3, "labels": [-100] * 3}]
 
 
 @pytest.mark.parametrize(
     ("spoil", "found"),
     [
-        (_untrained, {"untrained": 1}),
+        (_set(3, "labels", lambda labels: [-100] * len(labels)), {"untrained": 1}),
         (_untrained_end, {"untrained_ends": 2}),
         (_without_end, {"unended": 2}),
-        (_trained_prompt, {"trained_prompts": 1}),
-        (_trained_header, {"trained_headers": 1}),
-        (_late_positions, {"positions": 1}),
+        (_train(lambda row: 30), {"trained_prompts": 1}),
+        (_train(lambda row: _begin(row) - 2), {"trained_headers": 1}),  # `assistant`
+        (_positions(lambda size: list(range(size)), "seq_lengths"), {"positions": 1}),
         (_wrong_lengths, {"boundaries": 1, "leaks": 1}),
-        (_without_boundaries, {"leaks": 1}),
+        (lambda rows: [joined(rows[:3]), *rows[3:]], {"leaks": 1}),
         (_joined_by_attention, {"leaks": 1, "duplicates": 3}),
         (_crossing, {"crossing": 1, "trained_prompts": 1}),
-        (_shifted, {"mislabeled": 1}),
-        (_minus_one, {"mislabeled": 1}),
-        (_far_below_zero, {"mislabeled": 1}),
-        (_uneven, {"uneven": 1}),
+        (_set(0, "labels", lambda labels: [*labels[1:], -100]), {"mislabeled": 1}),
+        (_relabel(-1), {"mislabeled": 1}),
+        (_relabel(-200), {"mislabeled": 1}),
+        (_set(0, "labels", lambda labels: labels[:-1]), {"uneven": 1}),
         (_hidden, {"hidden": 2}),
-        (_same_positions, {"positions": 1, "leaks": 1}),
-        (_empty, {"empty": 2}),
-        (_null_labels, {"unmasked": 1, "trained_prompts": 1}),
+        (_positions(lambda size: [0] * size), {"positions": 1, "leaks": 1}),
+        (lambda rows: rows + EMPTY, {"empty": 2}),
+        (_set(3, "labels", lambda labels: None), {"unmasked": 1, "trained_prompts": 1}),
         (_no_labels, {"unmasked": 40, "trained_prompts": 40}),
         (_null_among_labels, {"uneven": 3}),
         (_foreign, {"foreign_ids": 1}),
-        (_repeated, {"duplicates": 2}),
+        (lambda rows: [*rows, rows[0], rows[0]], {"duplicates": 2}),
     ],
 )
 def test_each_fault_is_found_and_shown(spoil, found, audited, good):
@@ -373,8 +344,7 @@ def test_spans_are_compared_with_headers_and_stop_tokens(audited, good):
     def of(change):
         rows = stopped(copied(good))
         for row in rows[:5]:
-            begin = next(n for n, label in enumerate(row["labels"]) if label != -100)
-            change(row["input_ids"], row["labels"], begin)
+            change(row["input_ids"], row["labels"], _begin(row))
         return spans(audited(rows))
 
     def late(ids, labels, begin):
@@ -476,19 +446,18 @@ def test_bos_twice_and_bos_missing(audited, conversations, shared):
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # transformers, with TRL's defaults
 def test_rows_prepared_by_trl(audited, conversations, shared, tmp_path):
-    for name in ("qwen2.5-instruct", "qwen3"):
-        folder = str(shared / "tokenizers" / name)
-        prepared = _prepared_by_trl(folder, conversations, tmp_path)
-        for how in ("answers", "packed"):
-            report = audited(prepared[how], folder)
-            # TRL's training templates also train the line break after the end token.
-            assert numbers(report) == {"past_stops": 40}, (name, how, report)
-            assert report.counts["records"] == 40
-        everything = numbers(audited(prepared["everything"], folder))
-        assert everything == {"trained_prompts": 40, "trained_headers": 40}
-        wrapped = audited(prepared["wrapped"], folder)
-        assert wrapped.counts["leaks"] > wrapped.counts["rows"] / 2, (name, wrapped)
-        assert wrapped.counts["truncated"]
+    folder = str(shared / "tokenizers" / "qwen3")
+    prepared = _prepared_by_trl(folder, conversations, tmp_path)
+    for how in ("answers", "packed"):
+        report = audited(prepared[how], folder)
+        # TRL's training templates also train the line break after the end token.
+        assert numbers(report) == {"past_stops": 40}, (how, report)
+        assert report.counts["records"] == 40
+    everything = numbers(audited(prepared["everything"], folder))
+    assert everything == {"trained_prompts": 40, "trained_headers": 40}
+    wrapped = audited(prepared["wrapped"], folder)
+    assert wrapped.counts["leaks"] > wrapped.counts["rows"] / 2, wrapped
+    assert wrapped.counts["truncated"]
 
 
 def _prepared_by_trl(folder, conversations, tmp_path):

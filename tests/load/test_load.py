@@ -1,4 +1,4 @@
-"""A small `make load` and its totals: eight runs through the real process worker.
+"""A small `make load` and its totals: four runs through the real process worker.
 
 120 runs that do nothing measure the worker's own memory.
 """
@@ -18,20 +18,18 @@ def test_runs_that_come_together_are_neither_lost_nor_doubled(deployed):
     from tests.e2e.deployments import demo_recipe
     from tests.e2e.stack import BUCKET, s3_client
 
-    recipes = [
-        demo_recipe(f"load-{number // 2}", pack={"seq_len": 600 + number}) for number in range(8)
-    ]
+    recipes = [demo_recipe(f"load-{n // 2}", pack={"seq_len": 600 + n}) for n in range(4)]
     started = [deployed.api.start("prepare/form-prepare", recipe=recipe) for recipe in recipes]
     ended = [deployed.api.wait(run_id, 600) for run_id in started]
-    assert [run["state_type"] for run in ended] == ["COMPLETED"] * 8
-    assert [run["run_count"] for run in ended] == [1] * 8
+    assert [run["state_type"] for run in ended] == ["COMPLETED"] * 4
+    assert [run["run_count"] for run in ended] == [1] * 4
     client = s3_client(deployed.environment)
     try:
         found = client.list_objects_v2(Bucket=BUCKET, Prefix="load-")["Contents"]
     finally:
         client.close()
     versions = [key["Key"] for key in found if key["Key"].endswith("/manifest.json")]
-    assert len(versions) == len({key.split("/")[2].split(".")[0] for key in versions}) == 8
+    assert len(versions) == len({key.split("/")[2].split(".")[0] for key in versions}) == 4
 
 
 @pytest.mark.e2e

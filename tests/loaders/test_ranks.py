@@ -28,14 +28,11 @@ def torchrun(world_size, job, *arguments):
     )
 
 
-@pytest.mark.parametrize(("world_size", "num_records"), [(2, 5), (4, 10)])
-def test_a_record_of_any_rank_moves_no_logit_of_another(tmp_path, world_size, num_records):
-    done = torchrun(world_size, "rank_job", tmp_path)
+def test_a_record_of_any_rank_moves_no_logit_of_another(tmp_path):
+    done = torchrun(4, "rank_job", tmp_path)
     assert done.returncode == 0, done.stderr
 
-    first, *others = (
-        json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(world_size)
-    )
+    first, *others = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(4))
     assert all(other == first for other in others)
     assert {name: is_safe for name, (_, is_safe, _) in first.items()} == {
         "plain": False,
@@ -43,13 +40,13 @@ def test_a_record_of_any_rank_moves_no_logit_of_another(tmp_path, world_size, nu
         "apart": True,
         "together": False,
         "zeros": False,
-        "another pair's": world_size == 2,  # there is no other pair
+        "another pair's": False,
     }
     assert first["enabled"][2] == 0.0
     assert first["plain"][2] > 1.0
     assert "INCONCLUSIVE, no token affects" in first["zeros"][0]
-    assert f"{num_records} records on {world_size} ranks" in first["enabled"][0]
-    assert f"{3 * world_size // 2} records on {world_size} ranks" in first["apart"][0]
+    assert "10 records on 4 ranks" in first["enabled"][0]
+    assert "6 records on 4 ranks" in first["apart"][0]
 
 
 def test_two_ranks_take_each_pack_once_and_have_the_gradients_of_one_process(
@@ -72,7 +69,6 @@ def test_two_ranks_take_each_pack_once_and_have_the_gradients_of_one_process(
 
 RUNS = [  # ranks, workers of each, the step at which one is killed
     (2, 2, 5),
-    (4, 1, 8),
     (3, 0, 14),
     (1, 3, -1),
 ]

@@ -22,7 +22,6 @@ NUM_STEPS = 150
 CLIENT = {
     "qwen3": {"enable_thinking": True},
     "glm4moe": {"enable_thinking": True},
-    "nemotron_3_nano": {"enable_thinking": True},
     "gptoss": {},
 }
 """Families, and the arguments of clients that ask the model to think."""

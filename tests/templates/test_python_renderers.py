@@ -377,8 +377,8 @@ def test_a_renderer_of_packhouse_names_the_extra_that_it_needs(monkeypatch):
 # Real libraries, vocabularies and rows.
 
 FILES = [
-    ("glaive_toolcall_en_demo.json", "sharegpt", 16),
-    ("reason_tool_use_demo_50.jsonl", "chat", 20),
+    ("glaive_toolcall_en_demo.json", "sharegpt", 8),
+    ("reason_tool_use_demo_50.jsonl", "chat", 10),
 ]
 """Rows with calls and with reasoning; a library takes 0.1 s for all prompts of one row."""
 

@@ -11,8 +11,7 @@ from packhouse.records.tables import CONVERSATION, VALIDATED
 from packhouse.render import make_renderer
 from packhouse.tokenize import load_snapshot, tokenize_table
 from tests.chain.conftest import Project
-
-DEMO = Path(__file__).resolve().parents[2] / "deployments" / "demo"
+from tests.prepared import DEMO
 
 
 @pytest.fixture(scope="session")

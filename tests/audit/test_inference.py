@@ -6,7 +6,6 @@ import pyarrow as pa
 import pytest
 from transformers import AutoTokenizer
 
-import packhouse
 from packhouse.auditing import inference
 from packhouse.auditing.gate import check_audit
 from packhouse.auditing.inference import audit_inference, combine_inference, inference_line
@@ -18,6 +17,7 @@ from packhouse.records.tables import FORMATTED
 from packhouse.store.manifest import read_audit
 from packhouse.tokenize import load_snapshot, tokenize_table
 from tests.audit.conftest import Sums, Tables, turns, validated_table
+from tests.prepared import prepare_in
 
 ROME = json.dumps([{"type": "function", "function": {"name": "look", "arguments": {"at": "Rome"}}}])
 AGENT = [
@@ -281,15 +281,7 @@ def test_of_many_records_a_sample_of_every_shape_is_checked(snapshot, monkeypatc
 
 
 def prepared(rows, folder, **settings):
-    return packhouse.prepare(
-        rows,
-        tokenizer="deployments/demo/tokenizer",
-        dataset="rows",
-        store=folder / "store",
-        cache=folder / "cache",
-        progress=False,
-        **settings,
-    )
+    return prepare_in(folder, rows, dataset="rows", **settings)
 
 
 def test_a_run_counts_and_keeps_them_in_the_manifest(tmp_path):

@@ -12,7 +12,7 @@ import packhouse
 from packhouse.addons.report.command import diff_report
 from packhouse.store.read import open_address
 from tests.browser.conftest import Page
-from tests.report.conftest import TOKENIZER
+from tests.prepared import TOKENIZER, prepare_in
 from tests.report.hostile import TEXTS, write_rows
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -33,14 +33,7 @@ def report(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         names = {"alpaca": "alpaca_data.json", "tools": "reason_tool_use_demo_50.jsonl"}
         data = shared / "data" / names[request.param]
         settings |= {"tokenizer": shared / "tokenizers" / "qwen3", "seq_len": 4096}
-    version = packhouse.prepare(
-        data,
-        **settings,
-        validate={"max_quarantined": 0.5},
-        store=folder / "store",
-        cache=folder / "cache",
-        progress=False,
-    )
+    version = prepare_in(folder, data, **settings, validate={"max_quarantined": 0.5})
     (published,) = (folder / "store" / version.dataset / "v" / version.id / "report").iterdir()
     if "vega" not in published.read_text("utf-8"):
         pytest.skip("no packhouse/addons/report/vega.js here: python hatch_build.py")
@@ -177,15 +170,13 @@ def test_two_versions_of_hostile_rows_are_compared_and_run_nothing(
     write_rows(tmp_path / "rows.jsonl")
     uris = []
     for train_on in ("assistant", "all"):
-        version = packhouse.prepare(
+        version = prepare_in(
+            tmp_path,
             tmp_path / "rows.jsonl",
             tokenizer=TOKENIZER,
             seq_len=512,
             format={"template": "alpaca", "train_on": train_on},
             validate={"max_quarantined": 0.5},
-            store=tmp_path / "store",
-            cache=tmp_path / "cache",
-            progress=False,
         )
         uris.append(version.uri)
         lines = (tmp_path / "rows.jsonl").read_text().splitlines(keepends=True)
@@ -214,15 +205,13 @@ def test_two_versions_of_hostile_rows_are_compared_and_run_nothing(
 
 def test_hostile_texts_are_shown_as_they_are(page: Page, tmp_path: Path) -> None:
     write_rows(tmp_path / "rows.jsonl")
-    version = packhouse.prepare(
+    version = prepare_in(
+        tmp_path,
         tmp_path / "rows.jsonl",
         tokenizer=TOKENIZER,
         seq_len=512,
         format={"template": "alpaca"},
         validate={"max_quarantined": 0.5},
-        store=tmp_path / "store",
-        cache=tmp_path / "cache",
-        progress=False,
     )
     (published,) = (tmp_path / "store" / "rows" / "v" / version.id / "report").iterdir()
     driver = opened(page, published)

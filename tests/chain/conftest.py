@@ -14,8 +14,7 @@ from packhouse.recipe import Recipe, load_recipe
 from packhouse.run.cache import Workspace
 from packhouse.run.chain import Prepared, prepare
 from packhouse.run.local_pool import LocalRunner
-
-DEMO = Path(__file__).resolve().parents[2] / "deployments" / "demo"
+from tests.prepared import DEMO
 
 
 def question(number: int) -> dict[str, str]:

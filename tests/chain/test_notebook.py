@@ -14,6 +14,7 @@ from packhouse.system.progress import (
     start_phase,
     step_progress,
 )
+from tests.prepared import prepare_in
 
 DEMO = "deployments/demo/tokenizer"
 
@@ -23,10 +24,8 @@ def rows_with(text):
 
 
 def prepared(tmp_path, rows, **settings):
-    return packhouse.prepare(
-        rows, tokenizer=DEMO, dataset="demo", store=tmp_path / "store", cache=tmp_path / "cache",
-        format={"template": "alpaca"}, seq_len=256, progress=False, **settings,
-    )  # fmt: skip
+    own = {"dataset": "demo", "format": {"template": "alpaca"}, "seq_len": 256}
+    return prepare_in(tmp_path, rows, **own, **settings)
 
 
 def test_a_version_shows_numbers_lengths_and_three_records(tmp_path):

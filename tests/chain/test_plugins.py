@@ -23,6 +23,7 @@ from packhouse.errors import (
 from packhouse.store import open_version
 from packhouse.system import plugins
 from packhouse.system.plugins import PluginFunction, find_plugin
+from tests.prepared import prepare_in
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "plugins.md").read_text()
@@ -83,12 +84,9 @@ def acme(tmp_path, monkeypatch):
 def prepare(tmp_path):
     def run(rows=ROWS, pack=None, **settings):
         (tmp_path / "faq.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        return packhouse.prepare(
+        return prepare_in(
+            tmp_path,
             {"path": str(tmp_path / "faq.jsonl"), "format": "faq"},
-            tokenizer=str(ROOT / "deployments" / "demo" / "tokenizer"),
-            store=tmp_path / "store",
-            cache=tmp_path / "cache",
-            progress=False,
             pack={"seq_len": 512, **(pack or {})},
             **settings,
         )

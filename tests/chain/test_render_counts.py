@@ -3,7 +3,6 @@
 import html
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 import yaml
@@ -11,8 +10,7 @@ from click.testing import CliRunner
 
 from packhouse.cli import cli
 from packhouse.records.render_counts import RenderCounts
-
-TOKENIZER = Path(__file__).resolve().parents[2] / "deployments" / "demo" / "tokenizer"
+from tests.prepared import TOKENIZER
 
 # Like Qwen3's: earlier reasoning is dropped from history, and a prompt without it opens no block.
 TEMPLATE = """\

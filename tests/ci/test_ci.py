@@ -8,7 +8,6 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ET
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,9 +23,9 @@ from packhouse.run.cache import StepStore
 from packhouse.store import load_ref, open_store
 from packhouse.store.protocol import RetryPolicy
 from tests.moto_s3 import s3_client
+from tests.prepared import DEMO
 from tests.store.ceph import free_port
 
-DEMO = Path(__file__).resolve().parents[2] / "deployments" / "demo"
 ORDER = ["failure", "error", "ok", "skipped"]
 ROW = {"instruction": "Name a prime.", "input": "", "output": "Seven."}
 

@@ -1,15 +1,14 @@
 """`packhouse diff` compares rows, copies, splits and masks."""
 
 import json
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from packhouse.api import prepare
 from packhouse.cli import cli
+from tests.prepared import TOKENIZER, prepare_in
 
-TOKENIZER = Path(__file__).resolve().parents[2] / "deployments" / "demo" / "tokenizer"
 ROWS = [{"instruction": f"Say {n}.", "output": f"It is {n}!"} for n in range(20)]
 
 
@@ -17,13 +16,10 @@ ROWS = [{"instruction": f"Say {n}.", "output": f"It is {n}!"} for n in range(20)
 def publish(tmp_path):
     def publish(rows, source=(), **settings) -> str:
         (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-        version = prepare(
+        version = prepare_in(
+            tmp_path,
             {"path": str(tmp_path / "rows.jsonl"), **dict(source)},
-            tokenizer=TOKENIZER,
             dataset="numbers",
-            store=tmp_path / "store",
-            cache=tmp_path / "cache",
-            progress=False,
             **{"format": {"template": "alpaca"}, "pack": {"seq_len": 128}} | settings,
         )
         return version.uri

@@ -12,23 +12,19 @@ from click.testing import CliRunner
 
 from packhouse.api import prepare
 from packhouse.cli import cli
+from tests.prepared import TOKENIZER, prepare_in
 
 pytestmark = pytest.mark.usefixtures("own_tokenizers")  # other caches fetch them from the store
-
-TOKENIZER = Path(__file__).resolve().parents[2] / "deployments" / "demo" / "tokenizer"
 
 
 @pytest.fixture
 def version(tmp_path):
     rows = [{"instruction": f"Say {n}.", "output": f"It is {n}!"} for n in range(20)]
     rows += [rows[3], {"instruction": "Count.", "output": "\x1b[2J" + "one two " * 200}]
-    return prepare(
+    return prepare_in(
+        tmp_path,
         rows,
-        tokenizer=TOKENIZER,
         dataset="numbers",
-        store=tmp_path / "store",
-        cache=tmp_path / "cache",
-        progress=False,
         format={"template": "alpaca"},
         pack={"seq_len": 128, "over_length": "drop"},
         dedup={"exact": "drop"},

@@ -22,9 +22,9 @@ from packhouse.api import open_version
 from packhouse.cli import cli
 from packhouse.tokenize import load_snapshot
 from packhouse.tokenize.encoders import load_tokenizer
+from tests.prepared import TOKENIZER
 from tests.sources.test_odd_files import workbook
 
-TOKENIZER = Path(__file__).resolve().parents[2] / "deployments" / "demo" / "tokenizer"
 NUM_ROWS = 12
 
 

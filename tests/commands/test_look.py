@@ -8,8 +8,7 @@ from click.testing import CliRunner
 
 from packhouse.api import Version, prepare
 from packhouse.cli import cli
-
-TOKENIZER = Path(__file__).resolve().parents[2] / "deployments" / "demo" / "tokenizer"
+from tests.prepared import TOKENIZER
 
 
 def talk(number: int) -> dict[str, object]:

@@ -1,5 +1,4 @@
 import json
-from pathlib import Path
 
 import orjson
 import pyarrow.parquet as pq
@@ -13,8 +12,8 @@ from packhouse.recipe import load_recipe
 from packhouse.run.cache import Workspace
 from packhouse.run.chain import prepare
 from packhouse.run.local_pool import LocalRunner
+from tests.prepared import DEMO
 
-DEMO = Path(__file__).resolve().parents[2] / "deployments" / "demo"
 GOOD = [{"instruction": f"Add {n} and 1.", "input": "", "output": str(n + 1)} for n in range(40)]
 BAD = [
     '{"instruction": "Name a bird.", "input": "", "output": "Wren"',  # 40: no closing brace

@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 from hypothesis import example, given
@@ -10,8 +9,8 @@ from hypothesis import strategies as st
 
 from packhouse.read import read_shard, scan_source
 from packhouse.recipe import load_recipe
+from tests.prepared import DEMO
 
-DEMO = Path(__file__).resolve().parents[2] / "deployments" / "demo"
 BAD_ROWS = {
     "instructions.jsonl": {
         17: "json",

@@ -14,8 +14,7 @@ from packhouse.run.chain import prepare
 from packhouse.run.local_pool import LocalRunner
 from packhouse.run.steps.plan import plan_jobs
 from packhouse.store import open_version, pull_version, verify_version
-
-DEMO = Path(__file__).parents[2] / "deployments" / "demo"
+from tests.prepared import DEMO
 
 
 def recipe_of(*settings):

@@ -24,6 +24,7 @@ from packhouse.errors import ConfigError, ContractError
 from packhouse.load.versions import preference_columns, read_rows
 from packhouse.recipe import Recipe
 from packhouse.store import open_version
+from tests.prepared import prepare_in
 
 NUM_ROWS = 120
 DEMO = str(Path(__file__).parents[2] / "deployments" / "demo" / "tokenizer")  # 4,096 tokens
@@ -317,13 +318,11 @@ def test_loaders_of_other_versions_refuse_preferences(make, pairs, shared, tmp_p
     for load in (load_packed, StreamingPackedDataset):
         with pytest.raises(ConfigError, match="load_preferences"):
             load(version.uri)
-    plain = packhouse.prepare(
+    plain = prepare_in(
+        tmp_path,
         [{"prompt": row["prompt"], "completion": row["chosen"]} for row in pairs],
         tokenizer=str(shared / "tokenizers" / "qwen2.5-instruct"),
         format={"template": "completion"},
-        store=tmp_path / "store",
-        cache=tmp_path / "cache",
-        progress=False,
     )
     with pytest.raises(ConfigError, match="has no preferences"):
         load_preferences(plain.uri)

@@ -1,6 +1,5 @@
 import json
 import pickle
-from pathlib import Path
 
 import pytest
 
@@ -24,8 +23,8 @@ from packhouse.run.cache import Workspace
 from packhouse.run.chain import prepare
 from packhouse.run.local_pool import LocalRunner
 from tests.loaders.models import tiny_model
+from tests.prepared import DEMO
 
-DEMO = Path(__file__).parents[2] / "deployments" / "demo"
 TOKENIZER = str(DEMO / "tokenizer")
 
 

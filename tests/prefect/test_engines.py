@@ -18,6 +18,7 @@ from packhouse.recipe import load_recipe
 from packhouse.run.cache import Workspace
 from packhouse.run.chain import prepare as prepare_chain
 from packhouse.run.local_pool import LocalRunner, PoolRunner
+from tests.prepared import TOKENIZER
 
 pytestmark = [
     pytest.mark.prefect,
@@ -27,7 +28,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),
 ]
 
-TOKENIZER = Path(__file__).resolve().parents[2] / "deployments" / "demo" / "tokenizer"
 ENGINES = ["threads", "processes", "dask", "ray"]
 TITLES = {f"ray::{name}" for name in ("validate", "format", "tokenize")}
 

@@ -5,7 +5,6 @@ import logging
 import re
 import shutil
 from contextlib import suppress
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -20,8 +19,8 @@ from packhouse.errors import (
 )
 from packhouse.recipe import load_recipe
 from packhouse.store import load_ref, open_store, set_ref
+from tests.prepared import DEMO
 
-DEMO = Path(__file__).resolve().parents[2] / "deployments" / "demo"
 ROW = {"instruction": "Name a prime.", "input": "", "output": "Seven."}
 
 

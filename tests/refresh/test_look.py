@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -12,8 +11,7 @@ from packhouse.read.files import SourceFile
 from packhouse.recipe import load_recipe
 from packhouse.run.steps.plan import plan_jobs
 from packhouse.system.disks import read_checked, write_checked
-
-DEMO = Path(__file__).resolve().parents[2] / "deployments" / "demo"
+from tests.prepared import DEMO
 
 
 @pytest.fixture

@@ -8,9 +8,8 @@ import pytest
 import packhouse
 from packhouse.addons.report.version_report import version_report
 from packhouse.store.read import open_address
+from tests.prepared import prepare_in
 from tests.report.hostile import write_rows
-
-TOKENIZER = Path(__file__).resolve().parents[2] / "deployments" / "demo" / "tokenizer"
 
 
 class Made(NamedTuple):
@@ -25,16 +24,13 @@ class Made(NamedTuple):
 def hostile(tmp_path_factory: pytest.TempPathFactory) -> Made:
     folder = tmp_path_factory.mktemp("hostile")
     write_rows(folder / "rows.jsonl")
-    version = packhouse.prepare(
+    version = prepare_in(
+        folder,
         folder / "rows.jsonl",
-        tokenizer=TOKENIZER,
         seq_len=512,
         format={"template": "alpaca"},
         validate={"max_quarantined": 0.5},
         split={"eval_fraction": 0.2},
-        store=folder / "store",
-        cache=folder / "cache",
-        progress=False,
     )
     tokenizers = folder / "cache" / "tokenizers"
     return Made(version, version_report(open_address(version.uri), tokenizers), tokenizers)

@@ -7,21 +7,13 @@ from typing import Any
 import packhouse
 from packhouse.addons.report.command import diff_report
 from packhouse.store.read import open_address
-from tests.report.conftest import TOKENIZER
+from tests.prepared import prepare_in
 
 ROWS = [{"instruction": f"Say <b>{n}</b>.", "output": f"{n}!"} for n in range(60)]
 
 
 def made(folder: Path, rows: list[dict[str, str]], **settings: Any) -> packhouse.Version:
-    return packhouse.prepare(
-        rows,
-        tokenizer=TOKENIZER,
-        dataset="numbers",
-        store=folder / "store",
-        cache=folder / "cache",
-        progress=False,
-        **settings,
-    )
+    return prepare_in(folder, rows, dataset="numbers", **settings)
 
 
 def test_rows_added_and_removed_and_masks_changed_are_shown(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ from packhouse.store import pull_version, verify_version
 from packhouse.store.objects import open_store
 from packhouse.store.publish import LocalFile, publish_version
 from packhouse.store.read import open_address
-from tests.report.conftest import TOKENIZER, Made
+from tests.prepared import TOKENIZER, prepare_in
+from tests.report.conftest import Made
 from tests.report.test_version_report import island
 
 ROWS = [{"instruction": f"Say {n}.", "output": f"{n}!"} for n in range(99)]
@@ -74,7 +75,8 @@ def test_another_page_is_the_same_version(kind: str, tmp_path: Path) -> None:
 def test_every_format_and_layout_has_samples_and_masks(
     file_format: str, layout: str, strategy: str, tmp_path: Path
 ) -> None:
-    version = packhouse.prepare(
+    version = prepare_in(
+        tmp_path,
         ROWS,
         tokenizer=TOKENIZER,
         dataset="numbers",
@@ -82,9 +84,6 @@ def test_every_format_and_layout_has_samples_and_masks(
         format={"template": "alpaca"},
         pack={"strategy": strategy},
         publish={"file_format": file_format, "layout": layout},
-        store=tmp_path / "store",
-        cache=tmp_path / "cache",
-        progress=False,
     )
     html = version.report()
     records = [r for s in island(html, "samples-data") for p in s["packs"] for r in p["records"]]

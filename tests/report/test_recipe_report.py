@@ -9,7 +9,8 @@ from click.testing import CliRunner
 import packhouse
 from packhouse.addons.report.recipe_report import FramedPage
 from packhouse.cli import cli
-from tests.report.conftest import TOKENIZER, Made
+from tests.prepared import TOKENIZER
+from tests.report.conftest import Made
 from tests.report.test_version_report import island
 
 

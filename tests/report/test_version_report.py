@@ -25,7 +25,7 @@ from packhouse.store.read import open_address
 from packhouse.system.escaping import for_terminal
 from packhouse.tokenize.encoders import read_pipeline
 from packhouse.tokenize.loading import load_snapshot
-from tests.report.conftest import TOKENIZER
+from tests.prepared import TOKENIZER
 
 
 def island(html, name):

@@ -2,12 +2,10 @@
 
 import gzip
 import hashlib
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from packhouse.api import prepare
 from packhouse.cli import cli
 from packhouse.cli.tokens import tokenizer_of
 from packhouse.errors import IntegrityError
@@ -15,22 +13,20 @@ from packhouse.store import open_store, open_version, pull_version, verify_versi
 from packhouse.store.layout import tokenizer_key
 from packhouse.store.publish import fetch_tokenizer, keep_tokenizer
 from packhouse.tokenize.loading import fingerprint_tokenizer, fingerprinted_bytes
+from tests.prepared import TOKENIZER, prepare_in
 
 pytestmark = pytest.mark.usefixtures("own_tokenizers")  # other caches fetch them from the store
 
-TOKENIZER = Path(__file__).resolve().parents[2] / "deployments" / "demo" / "tokenizer"
 ROWS = [{"instruction": f"Say {n}.", "output": f"It is {n}!"} for n in range(20)]
 
 
 def publish(tmp_path, root, **settings):
-    return prepare(
+    return prepare_in(
+        tmp_path,
         ROWS,
-        tokenizer=TOKENIZER,
         dataset="numbers",
         store=str(root),
         format={"template": "alpaca"},
-        cache=tmp_path / "cache",
-        progress=False,
         **settings,
     )
 
@@ -54,13 +50,8 @@ def test_every_store_keeps_a_tokenizer_and_gives_it_back(any_store):
 
 
 def test_another_machine_shows_text_from_the_store_alone(tmp_path, shared):
-    version = prepare(
-        ROWS,
-        tokenizer=shared / "tokenizers" / "qwen2.5-instruct",
-        dataset="numbers",
-        store=tmp_path / "store",
-        cache=tmp_path / "cache",
-        progress=False,
+    version = prepare_in(
+        tmp_path, ROWS, tokenizer=shared / "tokenizers" / "qwen2.5-instruct", dataset="numbers"
     )
     elsewhere = ("--cache", str(tmp_path / "elsewhere"))
     done = CliRunner().invoke(cli, ["inspect", version.uri, *elsewhere])

@@ -1,13 +1,10 @@
 """Bytes that a query reads from a version on S3, counted at a proxy in front of a real server."""
 
-from pathlib import Path
-
 import pytest
 
-from packhouse.api import Version, open_version, prepare
+from packhouse.api import Version, open_version
+from tests.prepared import prepare_in
 from tests.store.proxy import FaultyProxy
-
-TOKENIZER = Path(__file__).resolve().parents[2] / "deployments" / "demo" / "tokenizer"
 
 
 @pytest.fixture(params=["moto", pytest.param("ceph", marks=pytest.mark.e2e)])
@@ -24,13 +21,11 @@ COUNT = "select source, count(*) as n, avg(num_tokens) from records group by 1"
 def made(server, use, tmp_path) -> Version:
     """A version on a server, with files large enough to be read by columns."""
     rows = [{"instruction": f"Say {n}.", "output": f"{n} {n * 7} {n * 13}!"} for n in range(ROWS)]
-    return prepare(
+    return prepare_in(
+        tmp_path,
         rows,
-        tokenizer=TOKENIZER,
         dataset="numbers",
         store=use(server),
-        cache=tmp_path / "cache",
-        progress=False,
         format={"template": "alpaca"},
         pack={"seq_len": 256},
         split={"eval_fraction": 0.0},

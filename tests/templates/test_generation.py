@@ -7,13 +7,14 @@ import json
 
 import pytest
 
+from tests.prepared import prepare_in
+
 pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("trl", reason="TRL is not installed")
 
 import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-import packhouse
 from tests.templates.families import SHAPES, TOOLS, client_messages, family, tokenizer
 
 pytestmark = pytest.mark.usefixtures("shared")
@@ -65,14 +66,12 @@ def test_a_model_trained_on_a_version_answers_a_client_and_stops(name, tmp_path)
     folder = tmp_path / "tokenizer"
     folder.mkdir()
     save_tokenizer(of, folder)
-    version = packhouse.prepare(
+    version = prepare_in(
+        tmp_path,
         [{"messages": client_messages(of, talk), "tools": TOOLS}],
         tokenizer=str(folder),
         dataset="one",
-        store=str(tmp_path / "store"),
-        cache=tmp_path / "cache",
         seq_len=512,
-        progress=False,
     )
     (row,) = version.train
     row = {key: list(map(int, row[key])) for key in ("input_ids", "labels")}

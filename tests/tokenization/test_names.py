@@ -9,6 +9,7 @@ import packhouse
 from packhouse.errors import TokenizerError
 from packhouse.tokenize import fingerprint_tokenizer, load_snapshot
 from packhouse.tokenize.loading import pin_tokenizer, tokenizer_folder
+from tests.prepared import prepare_in
 from tests.sources.hub_files import HubFiles
 
 DEMO = Path(__file__).parents[2] / "deployments" / "demo" / "tokenizer"
@@ -127,12 +128,5 @@ def test_a_tokenizer_that_changes_during_a_run_is_refused(tmp_path, monkeypatch)
     monkeypatch.setattr(tokenize, "run_tokenizer", change_and_read)
     rows = [{"instruction": f"Say {n}.", "output": f"{n}!"} for n in range(50)]
     with pytest.raises(TokenizerError, match="changed while the run worked with it"):
-        packhouse.prepare(
-            rows,
-            tokenizer=folder,
-            format={"template": "alpaca"},
-            store=tmp_path / "store",
-            cache=tmp_path / "cache",
-            progress=False,
-        )
+        prepare_in(tmp_path, rows, tokenizer=folder, format={"template": "alpaca"})
     assert not (tmp_path / "store" / "dataset" / "refs").exists()

@@ -10,14 +10,13 @@ import pytest
 from click.testing import CliRunner
 
 from packhouse.addons.ask.query import ask
-from packhouse.api import Version, prepare
+from packhouse.api import Version
 from packhouse.cli import cli
 from packhouse.errors import ConfigError, IntegrityError
 from packhouse.read.where_select import text_function
 from packhouse.store import open_store, open_version, publish_version
+from tests.prepared import prepare_in
 from tests.store.versions import FACTS, write_file
-
-TOKENIZER = Path(__file__).resolve().parents[2] / "deployments" / "demo" / "tokenizer"
 
 
 def rows() -> list[dict[str, str]]:
@@ -34,13 +33,11 @@ def make(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sql")
 
     def make(name: str = "plain", **settings) -> Version:
-        return prepare(
+        return prepare_in(
+            folder,
             rows(),
-            tokenizer=TOKENIZER,
             dataset="numbers",
             store=folder / name,
-            cache=folder / "cache",
-            progress=False,
             **{
                 "pack": {"seq_len": 128, "over_length": "drop"},
                 "dedup": {"exact": "drop"},

@@ -14,7 +14,7 @@ from packhouse.errors import ContractError
 from packhouse.recipe import Recipe
 from packhouse.store import open_store, open_version, publish_version
 from packhouse.store.manifest import Manifest
-from tests.report.conftest import TOKENIZER
+from tests.prepared import TOKENIZER
 from tests.store.versions import FACTS, pack_table, write_file
 
 

@@ -4,9 +4,7 @@ import gc
 import os
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -52,7 +50,7 @@ def pytest_sessionfinish() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def no_cache_in_the_real_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def no_cache_in_the_real_home(tmp_path_factory):
     """Use a temporary folder as the user's cache of finished steps, unless a test names another."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("user-cache")))
@@ -61,7 +59,7 @@ def no_cache_in_the_real_home(tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 @pytest.fixture(scope="session", autouse=True)
-def one_folder_of_tokenizers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def one_folder_of_tokenizers(tmp_path_factory):
     """Share loaded tokenizers between all caches of this process; loading takes 1 s or more.
 
     Other processes, and tests that name a folder of tokenizers, have their own.
@@ -75,7 +73,7 @@ def one_folder_of_tokenizers(tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 @pytest.fixture(scope="session", autouse=True)
-def no_wait_for_disks() -> Iterator[None]:
+def no_wait_for_disks():
     """Skip the fsyncs of a folder store: 54 per run, which take longer than the run's work.
 
     No test cuts the power. Other tests check that fsync is called, and in which order.
@@ -86,7 +84,7 @@ def no_wait_for_disks() -> Iterator[None]:
 
 
 @pytest.fixture
-def own_tokenizers(monkeypatch: pytest.MonkeyPatch) -> None:
+def own_tokenizers(monkeypatch):
     """Let each cache keep its own tokenizers again, for tests of a missing one."""
     from packhouse.run.cache import Workspace
 
@@ -95,7 +93,7 @@ def own_tokenizers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def packs_of_other_files_are_forgotten() -> None:
+def packs_of_other_files_are_forgotten():
     """Forget how the packs of other tests begin, because generated records look alike."""
     if boundaries := sys.modules.get("packhouse.load.boundaries"):
         boundaries._BEGINNINGS.clear()
@@ -103,7 +101,7 @@ def packs_of_other_files_are_forgotten() -> None:
 
 
 @pytest.fixture(autouse=True)
-def servers_log_no_error() -> Iterator[None]:
+def servers_log_no_error():
     """Fail a test that left an error in the log of a running server or worker."""
     yield
     errors = new_errors()
@@ -118,7 +116,7 @@ def find_shared() -> Path | None:
 
 
 @pytest.fixture(scope="session")
-def shared() -> Path:
+def shared():
     folder = find_shared()
     if folder is None:
         pytest.skip("no real data here: set PACKHOUSE_SHARED to the folder that holds it")
@@ -126,7 +124,7 @@ def shared() -> Path:
 
 
 @pytest.fixture(scope="session")
-def ceph_endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def ceph_endpoint(tmp_path_factory):
     """Endpoint of Ceph's S3 gateway, shared by all tests because starting it takes 20 s."""
     from tests.store import ceph
 
@@ -137,7 +135,7 @@ def ceph_endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def stack(tmp_path_factory: pytest.TempPathFactory, ceph_endpoint: str) -> Iterator[Any]:
+def stack(tmp_path_factory, ceph_endpoint):
     """The stack of docker/compose.yaml, without containers; see tests/e2e/stack.py."""
     from tests.e2e import stack as by_hand
 
@@ -148,7 +146,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory, ceph_endpoint: str) -> Itera
 
 
 @pytest.fixture(scope="session")
-def deployed(stack: Any) -> Any:
+def deployed(stack):
     """The stack with deployments/prefect.yaml deployed on it."""
     from tests.e2e.deployments import deploy
 

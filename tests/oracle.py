@@ -61,7 +61,7 @@ SEED_ENDINGS = {11: (".csv",), 12: (".tsv",)}
 SEED_FORMATS = {"seed8.jsonl": "text", "seed13.jsonl": "alpaca"}
 """Extensions and formats for some seeds, besides those of the fuzzer."""
 
-FILES: dict[str, dict[str, Any]] = {
+FILES = {
     "glaive": {"path": "glaive_toolcall_en_demo.json", "format": "sharegpt"},
     "tools": {"path": "reason_tool_use_demo_50.jsonl", "format": "chat"},
     "gpt4": {"path": "alpaca_gpt4_eval_1000.jsonl", "format": "alpaca"},
@@ -76,7 +76,7 @@ FILES: dict[str, dict[str, Any]] = {
 TEMPLATES = {"gpt4": "alpaca", "gsm8k-test": "completion", "phrases": "text"}
 """Template for some of `FILES`; the others use the tokenizer's own."""
 
-SETTINGS: dict[str, tuple[str, list[str]]] = {
+SETTINGS = {
     "all": ("glaive", ["format.train_on=all"]),
     "all-but-tools": ("glaive", ["format.train_on=all", "format.never_train=[tool, system]"]),
     "last": ("glaive", ["format.train_on=last_assistant", "split.group_by=record"]),
@@ -269,7 +269,7 @@ def _read_version(store: Path) -> Parts:
         step.pop("quarantined_again", None)
     ledger |= {name: manifest["counts"][name] for name in ("sides", "sources", "split")}
     audit = {name: manifest["audit"][name] for name in ("dataset", "packs", "sources")}
-    parts: Parts = {
+    parts = {
         "ledger": [{"what": k, "counts": json.dumps(v)} for k, v in ledger.items()],
         "audit": [{"what": k, "counts": json.dumps(v)} for k, v in audit.items()],
         **{name: [] for name in ("tokens", "labels", "packs")},
@@ -369,7 +369,7 @@ def compare(out: Path, checkout: Path, only: str, why: str | None) -> int:
     for change in known["changes"]:
         for name, parts in change["made"].items():
             expected.setdefault(name, {}).update(parts)
-    different: dict[str, dict[str, str]] = {}
+    different = {}
     num_made = 0
     with tempfile.TemporaryDirectory() as scratch:
         place = Workplace(Path(scratch), checkout)

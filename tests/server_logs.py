@@ -31,8 +31,8 @@ HARMLESS = (
     r"(?s)hmac\.compare_digest.*TypeError: comparing strings with non-ASCII characters",
 )
 
-_watched: dict[Path, int] = {}  # number of bytes read of each log
-_harmless: dict[Path, tuple[str, ...]] = {}
+_watched = {}  # number of bytes read of each log
+_harmless = {}
 
 
 def errors_in(text: str, harmless: tuple[str, ...] = HARMLESS) -> list[str]:
@@ -46,7 +46,7 @@ def errors_in(text: str, harmless: tuple[str, ...] = HARMLESS) -> list[str]:
         >>> errors_in("10:00:00.000 | ERROR   | prefect.server - no\\n  more\\nother")
         ['10:00:00.000 | ERROR   | prefect.server - no\\n  more\\nother']
     """
-    records: list[list[str]] = [[]]
+    records = [[]]
     for line in text.splitlines():
         if _RECORD.match(line):
             records.append([])

@@ -76,7 +76,7 @@ def copied(rows):
 def joined(rows, *extra):
     """Join several rows into one, with columns that mark the boundaries."""
     lengths = [len(row["input_ids"]) for row in rows]
-    whole: dict[str, Any] = {
+    whole = {
         name: [value for row in rows for value in row[name]] for name in ("input_ids", "labels")
     }
     made = {
@@ -469,7 +469,7 @@ def _prepared_by_trl(folder, conversations, tmp_path):
     sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
     heads = {"num_attention_heads": 1, "num_key_value_heads": 1}
     model = Qwen2ForCausalLM(Qwen2Config(vocab_size=len(tokenizer), **sizes, **heads))
-    settings: dict[str, dict[str, Any]] = {
+    settings = {
         "everything": {},
         "answers": {"assistant_only_loss": True},
         "packed": {"assistant_only_loss": True, "packing": True, "max_length": 512},
@@ -503,7 +503,7 @@ def test_a_published_version_has_no_finding(audited, cache, qwen, conversations,
 
 
 def test_raw_rows_are_audited_as_prepare_would(audited, conversations, tmp_path):
-    rows: list[Any] = [{"messages": messages} for messages in conversations]
+    rows = [{"messages": messages} for messages in conversations]
     report = audited([*rows, rows[0], {"messages": []}, {"messages": [{"role": "user"}]}])
 
     assert report.data == "raw"

@@ -3,7 +3,7 @@
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +84,7 @@ class Page:
 
 
 @pytest.fixture(scope="session")
-def pictures() -> Path:
+def pictures():
     """Empty folder for screenshots, which git ignores."""
     folder = Path(os.environ.get("PACKHOUSE_PICTURES", ROOT / "test-output" / "browser"))
     shutil.rmtree(folder, ignore_errors=True)
@@ -93,7 +93,7 @@ def pictures() -> Path:
 
 
 @pytest.fixture(scope="module")
-def page(pictures: Path) -> Iterator[Page]:
+def page(pictures):
     """A fresh browser that is not logged in."""
     chromium, driver_program = shutil.which("chromium"), shutil.which("chromedriver")
     if not chromium or not driver_program:

@@ -21,15 +21,15 @@ WIDTHS = (360, 1920)
 
 
 @pytest.fixture(scope="module", params=["hostile", "alpaca", "tools"])
-def report(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def report(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
-    settings: dict[str, Any] = {"tokenizer": TOKENIZER, "seq_len": 512}
+    settings = {"tokenizer": TOKENIZER, "seq_len": 512}
     if request.param == "hostile":
         data = folder / "rows.jsonl"
         write_rows(data)
         settings |= {"format": {"template": "alpaca"}, "split": {"eval_fraction": 0.2}}
     else:
-        shared: Path = request.getfixturevalue("shared")
+        shared = request.getfixturevalue("shared")
         names = {"alpaca": "alpaca_data.json", "tools": "reason_tool_use_demo_50.jsonl"}
         data = shared / "data" / names[request.param]
         settings |= {"tokenizer": shared / "tokenizers" / "qwen3", "seq_len": 4096}
@@ -57,7 +57,7 @@ def opened(page: Page, report: Path, width: int = 1400, scheme: str = "light") -
     return driver
 
 
-def test_charts_have_marks_and_nothing_overflows(page: Page, report: Path) -> None:
+def test_charts_have_marks_and_nothing_overflows(page, report):
     for width in WIDTHS:
         driver = opened(page, report, width)
         marks = driver.execute_script(
@@ -70,7 +70,7 @@ def test_charts_have_marks_and_nothing_overflows(page: Page, report: Path) -> No
         driver.save_screenshot(str(page.pictures / f"{report.parents[3].name}-{width}.png"))
 
 
-def test_axes_of_few_rows_have_whole_numbers(page: Page, tmp_path: Path) -> None:
+def test_axes_of_few_rows_have_whole_numbers(page, tmp_path):
     """The axis once showed half a pack as `500m`."""
     rows = [{"instruction": f"Say {n}", "output": str(n)} for n in range(3)]
     places = {"store": tmp_path / "store", "cache": tmp_path / "cache"}
@@ -86,9 +86,7 @@ def test_axes_of_few_rows_have_whole_numbers(page: Page, tmp_path: Path) -> None
     assert not [tick for tick in ticks if re.fullmatch(r"[\d.]+m", tick)]
 
 
-def test_a_phone_shows_result_and_limit_of_each_check_without_scrolling(
-    page: Page, report: Path
-) -> None:
+def test_a_phone_shows_result_and_limit_of_each_check_without_scrolling(page, report):
     driver = opened(page, report, 360)
     edges = driver.execute_script(
         "return [...document.querySelectorAll('#audit tr > :nth-child(4)')].map(cell =>"
@@ -98,7 +96,7 @@ def test_a_phone_shows_result_and_limit_of_each_check_without_scrolling(
     assert max(edges) <= 360
 
 
-def test_nothing_of_a_row_runs_or_is_fetched(page: Page, report: Path) -> None:
+def test_nothing_of_a_row_runs_or_is_fetched(page, report):
     driver = opened(page, report)
 
     assert driver.execute_script("return window.pwned") is None
@@ -107,7 +105,7 @@ def test_nothing_of_a_row_runs_or_is_fetched(page: Page, report: Path) -> None:
     assert driver.get_log("browser") == []
 
 
-def test_search_finds_text_and_record_and_marks_it(page: Page, report: Path) -> None:
+def test_search_finds_text_and_record_and_marks_it(page, report):
     driver = opened(page, report)
     record = driver.execute_script("return document.querySelector('#tokens h3 b').textContent")
     text = driver.execute_script(
@@ -127,7 +125,7 @@ def test_search_finds_text_and_record_and_marks_it(page: Page, report: Path) -> 
     page.until(lambda: not driver.find_elements("css selector", "#tokens span"), "empty list")
 
 
-def test_hover_and_keys_name_ids(page: Page, report: Path) -> None:
+def test_hover_and_keys_name_ids(page, report):
     from selenium.webdriver import ActionChains, Keys
 
     driver = opened(page, report)
@@ -157,15 +155,13 @@ def serious_findings(driver: Any) -> list[Any]:
     return [each for each in found if each["impact"] in ("serious", "critical")]
 
 
-def test_axe_finds_nothing_serious(page: Page, report: Path) -> None:
+def test_axe_finds_nothing_serious(page, report):
     for scheme in ("light", "dark"):
         driver = opened(page, report, scheme=scheme)
         assert serious_findings(driver) == []
 
 
-def test_two_versions_of_hostile_rows_are_compared_and_run_nothing(
-    page: Page, tmp_path: Path
-) -> None:
+def test_two_versions_of_hostile_rows_are_compared_and_run_nothing(page, tmp_path):
     """The second version lacks the last 30 lines and also trains prompts."""
     write_rows(tmp_path / "rows.jsonl")
     uris = []
@@ -203,7 +199,7 @@ def test_two_versions_of_hostile_rows_are_compared_and_run_nothing(
     assert driver.get_log("browser") == []
 
 
-def test_hostile_texts_are_shown_as_they_are(page: Page, tmp_path: Path) -> None:
+def test_hostile_texts_are_shown_as_they_are(page, tmp_path):
     write_rows(tmp_path / "rows.jsonl")
     version = prepare_in(
         tmp_path,

@@ -3,9 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,7 +12,7 @@ from tests.chain.conftest import Project
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Project:
+def project(tmp_path):
     project = Project(tmp_path)
     project.write_rows(range(60))
     project.recipe()
@@ -24,9 +22,9 @@ def project(tmp_path: Path) -> Project:
 
 
 @pytest.fixture
-def start(project: Project) -> Any:
+def start(project):
     """Start a run as a process that can kill itself at a step (`tests.chain.killed_run`)."""
-    started: list[subprocess.Popen[bytes]] = []
+    started = []
 
     def start(name: str = "recipe.yaml", kill: tuple[str, str, str] = ("publish", "1", "never")):
         command = [
@@ -51,9 +49,9 @@ def steps_in(cache: Path) -> set[tuple[str, str]]:
 
 
 @pytest.fixture
-def mount(tmp_path: Path) -> Iterator[Any]:
+def mount(tmp_path):
     """Mount small file systems; skip the test if mounting is not allowed."""
-    mounted: list[Path] = []
+    mounted = []
 
     def mount(name: str, options: str) -> Path:
         place = tmp_path / name

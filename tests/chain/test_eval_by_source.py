@@ -14,7 +14,7 @@ from tests.chain.conftest import Project
 
 
 @pytest.fixture
-def project(tmp_path) -> Project:
+def project(tmp_path):
     """Sources `a` (50 questions), `b` (50 others) and `test` (20, of which 10 are in `a`)."""
     project = Project(tmp_path)
     parts = {"a": range(50), "b": range(50, 100), "test": [*range(10), *range(200, 210)]}

@@ -60,7 +60,7 @@ def test_a_row_is_shown_as_text_and_never_as_a_page(tmp_path):
 
 
 def test_progress_in_a_notebook_is_one_output_that_changes(monkeypatch):
-    shown: list[str] = []
+    shown = []
 
     class Handle:
         def update(self, page):

@@ -21,7 +21,7 @@ def row(number, *parts):
 
 
 @pytest.fixture
-def project(tmp_path) -> Project:
+def project(tmp_path):
     return Project(tmp_path)
 
 

@@ -26,7 +26,7 @@ SCORES = {0: 0.5, 1: 2.0, 2: 1.0}
 
 
 @pytest.fixture
-def project(tmp_path) -> Project:
+def project(tmp_path):
     """Source `a` (30 rows with a score) and `b` (30 others without)."""
     project = Project(tmp_path)
     for name, first in (("a", 0), ("b", 100)):

@@ -4,8 +4,6 @@
 tokenizer and template, `roles_to_train: []` and `train_on_eos: turn`.
 """
 
-from pathlib import Path
-
 import pytest
 
 from packhouse import load_packed
@@ -22,7 +20,7 @@ def spans(*triples):
 
 
 @pytest.fixture
-def publish(shared: Path, tmp_path: Path):
+def publish(shared, tmp_path):
     """Publish one row and return its trained tokens with their weights."""
 
     def published(messages, tokenizer="qwen2.5-instruct", template=CHATML, **settings):

@@ -1,18 +1,17 @@
 """A shared working directory for tests that call commands in it."""
 
 import shutil
-from pathlib import Path
 
 import pytest
 
 
 @pytest.fixture(scope="session")
-def one_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def one_folder(tmp_path_factory):
     return tmp_path_factory.mktemp("home")
 
 
 @pytest.fixture
-def home(one_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(one_folder, monkeypatch):
     """The working directory, emptied. It is always the same, so a waiting process can be reused.
 
     A new one imports its libraries first, which takes 0.5 s.

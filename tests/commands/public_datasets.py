@@ -5,7 +5,6 @@ dataset per shape. The texts are ours.
 """
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 Row = dict[str, Any]
@@ -29,7 +28,7 @@ def gpt(question: str, answer: str, user: str = "human", bot: str = "gpt") -> li
 
 
 # fmt: off
-ROWS: dict[str, Callable[[str, str], Row]] = {
+ROWS = {
     "tatsu-lab/alpaca": lambda q, a: {"instruction": q, "input": "", "output": a,
         "text": f"Below is an instruction.\n\n### Instruction:\n{q}\n\n### Response:\n{a}"},
     "garage-bAInd/Open-Platypus": lambda q, a: {"input": "", "output": a, "instruction": q,

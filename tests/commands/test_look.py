@@ -17,7 +17,7 @@ def talk(number: int) -> dict[str, object]:
 
 
 @pytest.fixture(scope="module")
-def version(tmp_path_factory) -> Version:
+def version(tmp_path_factory):
     folder = tmp_path_factory.mktemp("look")
     rows = [talk(n) for n in range(20)] + [talk(4), {"messages": []}]
     (folder / "talks.jsonl").write_text("\n\n".join(map(json.dumps, rows)))
@@ -241,7 +241,7 @@ def test_a_pack_that_is_not_there_is_a_mistake(version):
 
 
 @pytest.fixture(scope="module")
-def pairs(tmp_path_factory) -> Version:
+def pairs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pairs")
     rows = [{"prompt": f"Say {n}.", "chosen": f"It is {n}!", "rejected": "No."} for n in range(5)]
     (folder / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows)))

@@ -52,7 +52,7 @@ def settings_of(name: str, path: Path, folder: Path) -> dict[str, Any]:
     }
 
 
-def test_texts_that_hold_a_whole_conversation_are_refused(tmp_path: Path) -> None:
+def test_texts_that_hold_a_whole_conversation_are_refused(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_bytes(rows_of("glaiveai/glaive-function-calling-v2", 0))
 
@@ -61,7 +61,7 @@ def test_texts_that_hold_a_whole_conversation_are_refused(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", sorted(UNKNOWN))
-def test_a_reading_that_is_not_a_candidate_is_never_chosen(name: str, tmp_path: Path) -> None:
+def test_a_reading_that_is_not_a_candidate_is_never_chosen(name, tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_bytes(rows_of(name, 0))
 
@@ -112,9 +112,7 @@ def rows_of(name: str, number: int) -> bytes:
 
 
 @pytest.mark.slow
-def test_every_shape_is_published_with_the_ids_of_transformers(
-    tmp_path: Path, shared: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_shape_is_published_with_the_ids_of_transformers(tmp_path, shared, monkeypatch):
     transformers = pytest.importorskip("transformers")
     monkeypatch.chdir(tmp_path)
     folder = shared / "tokenizers" / "qwen2.5-instruct"
@@ -149,7 +147,7 @@ def test_every_shape_is_published_with_the_ids_of_transformers(
     assert published.total() == 3 * len(names)
 
 
-def test_a_passage_is_the_context_of_its_question(tmp_path: Path) -> None:
+def test_a_passage_is_the_context_of_its_question(tmp_path):
     row = {"passage": "The sky is blue.", "question": "What is blue?", "answer": "The sky"}
     path = tmp_path / "rows.jsonl"
     path.write_text((json.dumps(row) + "\n") * 2)

@@ -63,7 +63,7 @@ def prepare(arguments: str) -> str:
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PACKHOUSE_CACHE", str(tmp_path / "cache"))
     for name in ("AWS_ACCESS_KEY_ID", "AWS_PROFILE"):

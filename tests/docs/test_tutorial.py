@@ -61,7 +61,7 @@ def test_a_page_from_top_to_bottom(page, tmp_path, monkeypatch):
     shutil.copytree(ROOT / "deployments", "deployments")
     if page == "docs/get-started.md":
         shutil.copy("deployments/demo/three-rows.jsonl", "data.jsonl")  # the reader's own file
-    names: dict[str, object] = {"__name__": "page"}
+    names = {"__name__": "page"}
     output = ""
 
     text = (ROOT / page).read_text()

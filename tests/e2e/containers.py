@@ -114,7 +114,7 @@ class Container:
 
 def _copied() -> dict[str, Path]:
     """Return the files that the image copies: path in the image -> file or folder here."""
-    found: dict[str, Path] = {}
+    found = {}
     for folder, lines in (("/opt/packhouse/", _BUILD), ("/", _RUN)):
         for line in re.findall(r"^COPY (?!--from)(.*)$", lines, re.MULTILINE):
             *sources, place = [word for word in line.split() if not word.startswith("--")]

@@ -34,7 +34,7 @@ def real_recipe() -> str:
 
 def demo_recipe(dataset: str, **changes: dict[str, Any]) -> dict[str, Any]:
     """Return the demo's recipe as a run form sends it, with sections updated by `changes`."""
-    recipe: dict[str, Any] = {
+    recipe = {
         "dataset": dataset,
         "sources": [
             {"path": "demo-instructions", "format": "alpaca"},

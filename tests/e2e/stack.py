@@ -118,7 +118,7 @@ class Api:
         """Wait until a run has ended and return it as the server stores it."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
-            run: dict[str, Any] = self.get(f"/flow_runs/{run_id}")
+            run = self.get(f"/flow_runs/{run_id}")
             if run["state_type"] in ENDED:
                 return run
             time.sleep(0.3)

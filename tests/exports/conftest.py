@@ -1,7 +1,5 @@
 """A small published version, and the targets that a trainer must learn from it."""
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -40,7 +38,7 @@ def pack_row(records: list[tuple[list[int], list[int]]]) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session")
-def publish(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., OpenVersion]:
+def publish(tmp_path_factory):
     def publish(**settings: Any) -> OpenVersion:
         folder = tmp_path_factory.mktemp("published")
         files = []
@@ -58,12 +56,12 @@ def publish(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., OpenVersi
 
 
 @pytest.fixture(scope="session")
-def opened(publish: Callable[..., OpenVersion]) -> OpenVersion:
+def opened(publish):
     return publish()
 
 
 @pytest.fixture(scope="session")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def cache(tmp_path_factory):
     return tmp_path_factory.mktemp("cache")
 
 
@@ -72,7 +70,7 @@ Targets = list[list[tuple[tuple[int, ...], int]]]
 
 
 @pytest.fixture(scope="session")
-def targets() -> Callable[[str], Targets]:
+def targets():
     """The targets of each pack: every trained token, predicted from its own record only."""
 
     def of(split: str) -> Targets:

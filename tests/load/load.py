@@ -135,7 +135,7 @@ def count_ended(api: Api, deployment: str) -> int:
 
 def runs_of(api: Api, deployment: str) -> list[dict[str, Any]]:
     found = api.get(f"/deployments/name/{deployment}")
-    rows: list[dict[str, Any]] = []
+    rows = []
     while True:
         page = api.post(
             "/flow_runs/filter",
@@ -221,7 +221,7 @@ def _run(
     source = write_source(folder)
     tokenizer = str(DEMO / "tokenizer")
     recipes = [recipe(n, str(source), tokenizer, str(store)) for n in range(arguments.runs)]
-    memory: dict[str, list[tuple[int, float]]] = {}
+    memory = {}
     start, shown, ended = time.monotonic(), 0.0, 0
     with ThreadPoolExecutor(1) as beside:
         created = beside.submit(create_runs, api, "prepare/load", recipes, arguments.spread)
@@ -307,7 +307,7 @@ def _has_pool(api: Api) -> bool:
 def _deploy(folder: Path, environment: dict[str, str], nothing: bool) -> None:
     file = folder / "prefect.yaml"
     program = f"{sys.executable} -S {Path(__file__).with_name('nothing.py')}"
-    deployment: dict[str, Any] = {
+    deployment = {
         "name": "load",
         "entrypoint": "flows.prepare.prepare",
         "work_pool": {"name": POOL, "job_variables": {"command": program} if nothing else {}},

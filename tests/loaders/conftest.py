@@ -1,6 +1,5 @@
 """Small versions to load, published quickly by the real protocol."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ VOCABULARY = 97
 
 
 @pytest.fixture(scope="session")
-def make_records() -> Callable[..., list[dict[str, Any]]]:
+def make_records():
     """Records of 2 to 30 random tokens whose second half is trained."""
 
     def make(num_records: int, seed: int = 0) -> list[dict[str, Any]]:
@@ -46,9 +45,7 @@ def make_records() -> Callable[..., list[dict[str, Any]]]:
 
 
 @pytest.fixture(scope="session")
-def make_version(
-    tmp_path_factory: pytest.TempPathFactory, make_records: Callable[..., list[dict[str, Any]]]
-) -> Callable[..., str]:
+def make_version(tmp_path_factory, make_records):
     """Publish a version of generated records and return `<store>/<dataset>`."""
 
     def make(

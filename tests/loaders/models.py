@@ -14,7 +14,7 @@ def tiny_model(
     """A causal model of hidden size 64 with logits up to about 6, or 0.3 with scale 0.02."""
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-    settings: dict[str, Any] = {
+    settings = {
         "vocab_size": vocabulary,
         "hidden_size": 64,
         "intermediate_size": 96,

@@ -54,7 +54,7 @@ def parquet(files: list[str], cache: Path) -> Any:
 
 
 @pytest.fixture(scope="module")
-def forms(make_version, tmp_path_factory) -> dict[str, Any]:
+def forms(make_version, tmp_path_factory):
     """One version in each form of data that trainers accept; its packs differ in length."""
     uri, cache = make_version(num_records=40, strategy="next_fit"), tmp_path_factory.mktemp("c")
     opened = open_version(str(Path(uri).parent), "made")
@@ -74,8 +74,8 @@ def collator(name: str) -> Callable[..., Any]:
         return PackedCollator()
     if name == "default_data_collator":
         return transformers.default_data_collator
-    kind: Any = getattr(transformers, name)
-    tokenizer: Any = tiny_tokenizer()
+    kind = getattr(transformers, name)
+    tokenizer = tiny_tokenizer()
     if name == "DataCollatorWithFlattening":
         return kind()
     return kind(tokenizer, mlm=False) if "LanguageModeling" in name else kind(tokenizer)

@@ -163,7 +163,7 @@ def test_packs_are_warned_of_until_a_model_is_guarded(make_version, tmp_path, mo
     from packhouse.addons.torch import enabling
     from packhouse.load import boundaries
 
-    guards: set[object] = set()  # none from other tests
+    guards = set()  # none from other tests
     for module in (boundaries, enabling):
         monkeypatch.setattr(module, "GUARDS", guards)
     monkeypatch.setattr(boundaries, "_WARNED", set())

@@ -39,7 +39,7 @@ def _quick():
 
 
 @pytest.fixture(scope="module")
-def rows() -> list[dict[str, Any]]:
+def rows():
     rng = np.random.default_rng(0)
     lengths = (7, 13, 1, 23)
     return [{"input_ids": rng.integers(3, 97, n), "seq_lengths": [n]} for n in lengths]

@@ -1,7 +1,6 @@
 """Repack a published version: other lengths, other epochs, the same tokens."""
 
 import pickle
-from typing import Any
 
 import pytest
 
@@ -13,7 +12,7 @@ from packhouse.pack.plan import round_up
 def records(packs: PackedDataset) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
     found = []
     for pack in (packs[index] for index in range(len(packs))):
-        sizes: Any = pack["seq_lengths"].tolist()
+        sizes = pack["seq_lengths"].tolist()
         ids, labels = (pack[name].split(sizes) for name in ("input_ids", "labels"))
         found += [(tuple(i.tolist()), tuple(n.tolist())) for i, n in zip(ids, labels, strict=True)]
     return found

@@ -31,7 +31,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),
 ]
 
-SETTINGS: dict[str, Any] = {
+SETTINGS = {
     "per_device_train_batch_size": 1,
     "num_train_epochs": 1,
     "logging_steps": 1,

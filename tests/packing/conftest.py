@@ -1,8 +1,5 @@
 """Tokenized tables from short Python lists."""
 
-from collections.abc import Callable
-from typing import Any
-
 import pyarrow as pa
 import pytest
 
@@ -13,11 +10,11 @@ Record = tuple[list[int], list[tuple[int, int]]]
 
 
 @pytest.fixture(scope="session")
-def tokenized() -> Callable[..., pa.Table]:
+def tokenized():
     """Build a TOKENIZED table of records `(ids, ranges)`; record `i` is named `rec{i}`."""
 
     def build(records: list[Record], labels: list[int | None] | None = None) -> pa.Table:
-        rows: list[dict[str, Any]] = [
+        rows = [
             {
                 "record_id": f"rec{index}",
                 "source": "demo/demo.jsonl",

@@ -37,7 +37,7 @@ def tokens_in_packs(plan: PackPlan, lengths: np.ndarray) -> list[int]:
 
 
 def first_fit_by_hand(lengths: list[int], seq_len: int) -> list[list[int]]:
-    packs: list[list[int]] = []
+    packs = []
     for length in sorted(lengths, reverse=True):
         for pack in packs:
             if sum(pack) + length <= seq_len:
@@ -49,7 +49,7 @@ def first_fit_by_hand(lengths: list[int], seq_len: int) -> list[list[int]]:
 
 
 def first_fit_as_given(lengths: list[int], seq_len: int) -> list[list[int]]:
-    packs: list[list[int]] = []
+    packs = []
     for index, length in enumerate(lengths):
         for pack in packs:
             if sum(lengths[i] for i in pack) + length <= seq_len:
@@ -61,7 +61,7 @@ def first_fit_as_given(lengths: list[int], seq_len: int) -> list[list[int]]:
 
 
 def best_fit_by_hand(lengths: list[int], seq_len: int) -> list[list[int]]:
-    packs: list[list[int]] = []
+    packs = []
     for length in sorted(lengths, reverse=True):
         fitting = [pack for pack in packs if sum(pack) + length <= seq_len]
         if fitting:

@@ -3,11 +3,9 @@
 import os
 import subprocess
 import time
-from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -37,7 +35,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def server(tmp_path_factory):
     home = tmp_path_factory.mktemp("prefect")
     os.environ.update(_SETTINGS, PREFECT_HOME=str(home))
     from prefect.server.api import server
@@ -61,13 +59,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def read_graph() -> Callable[[object], dict[str, set[str]]]:
+def read_graph():
     """Return the edges of Prefect's run graph: for each step, the steps that it depends on."""
     from prefect.client.orchestration import get_client
 
     def read(flow_run_id: object) -> dict[str, set[str]]:
         deadline = time.monotonic() + 120
-        nodes: dict[str, dict[str, Any]] = {}
+        nodes = {}
         with get_client(sync_client=True) as client:
             while not any(
                 node["label"].startswith("publish") and node["state_type"] == "COMPLETED"
@@ -80,7 +78,7 @@ def read_graph() -> Callable[[object], dict[str, set[str]]]:
                 )
                 nodes = dict(graph.json()["nodes"])
         step = {number: node["label"].split(":")[0] for number, node in nodes.items()}
-        edges: dict[str, set[str]] = {name: set() for name in step.values()}
+        edges = {name: set() for name in step.values()}
         for number, node in nodes.items():
             edges[step[number]] |= {step[parent["id"]] for parent in node["parents"]}
         return edges

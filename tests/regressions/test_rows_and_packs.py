@@ -14,7 +14,7 @@ IGNORED = -100
 
 
 @pytest.fixture
-def project(tmp_path) -> Project:
+def project(tmp_path):
     project = Project(tmp_path)
     project.write_rows(range(40))
     return project

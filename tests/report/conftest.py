@@ -21,7 +21,7 @@ class Made(NamedTuple):
 
 
 @pytest.fixture(scope="session")
-def hostile(tmp_path_factory: pytest.TempPathFactory) -> Made:
+def hostile(tmp_path_factory):
     folder = tmp_path_factory.mktemp("hostile")
     write_rows(folder / "rows.jsonl")
     version = prepare_in(

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 TEXTS = (
     "<script>window.pwned = 1</script>",
@@ -23,7 +22,7 @@ TEXTS = (
 
 def write_rows(path: Path) -> None:
     """Write them as JSON Lines, each as a question and as an answer, and some that are refused."""
-    rows: list[dict[str, Any]] = []
+    rows = []
     for number in range(6):
         for text in TEXTS:
             rows.append({"instruction": f"{number} {text}", "output": f"fine {number}"})

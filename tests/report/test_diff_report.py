@@ -16,7 +16,7 @@ def made(folder: Path, rows: list[dict[str, str]], **settings: Any) -> packhouse
     return prepare_in(folder, rows, dataset="numbers", **settings)
 
 
-def test_rows_added_and_removed_and_masks_changed_are_shown(tmp_path: Path) -> None:
+def test_rows_added_and_removed_and_masks_changed_are_shown(tmp_path):
     old = made(tmp_path, ROWS[:50], format={"template": "alpaca"})
     new = made(
         tmp_path,
@@ -36,7 +36,7 @@ def test_rows_added_and_removed_and_masks_changed_are_shown(tmp_path: Path) -> N
     assert diff_report(open_address(old.uri), open_address(new.uri), tokenizers) == html
 
 
-def test_the_same_version_twice_differs_in_nothing(tmp_path: Path) -> None:
+def test_the_same_version_twice_differs_in_nothing(tmp_path):
     opened = open_address(made(tmp_path, ROWS, format={"template": "alpaca"}).uri)
     html = diff_report(opened, opened, tmp_path)
 

@@ -1,7 +1,5 @@
 """`report.html` in versions: published by default, pulled, verified, and not part of the ID."""
 
-from pathlib import Path
-
 import pytest
 
 import packhouse
@@ -11,13 +9,12 @@ from packhouse.store.objects import open_store
 from packhouse.store.publish import LocalFile, publish_version
 from packhouse.store.read import open_address
 from tests.prepared import TOKENIZER, prepare_in
-from tests.report.conftest import Made
 from tests.report.test_version_report import island
 
 ROWS = [{"instruction": f"Say {n}.", "output": f"{n}!"} for n in range(99)]
 
 
-def test_a_version_holds_its_report(hostile: Made, tmp_path: Path) -> None:
+def test_a_version_holds_its_report(hostile, tmp_path):
     opened = open_address(hostile.version.uri)
     folder = pull_version(opened, tmp_path / "pulled")
     html = (folder / "report.html").read_text("utf-8")
@@ -30,7 +27,7 @@ def test_a_version_holds_its_report(hostile: Made, tmp_path: Path) -> None:
     assert again.replace(opened.address, f"STORE/rows@{opened.version}") == html.replace(note, "")
 
 
-def test_the_key_leaves_it_out_and_the_version_is_the_same(hostile: Made, tmp_path: Path) -> None:
+def test_the_key_leaves_it_out_and_the_version_is_the_same(hostile, tmp_path):
     ids = []
     for name, report in (("a", True), ("b", False)):
         version = packhouse.prepare(
@@ -50,7 +47,7 @@ def test_the_key_leaves_it_out_and_the_version_is_the_same(hostile: Made, tmp_pa
 
 
 @pytest.mark.parametrize("kind", ["card", "report"])
-def test_another_page_is_the_same_version(kind: str, tmp_path: Path) -> None:
+def test_another_page_is_the_same_version(kind, tmp_path):
     store = open_store(str(tmp_path / "store"))
     data = tmp_path / "data.bin"
     data.write_bytes(b"data")
@@ -72,9 +69,7 @@ def test_another_page_is_the_same_version(kind: str, tmp_path: Path) -> None:
         ("jsonl", "labels", "none"),
     ],
 )
-def test_every_format_and_layout_has_samples_and_masks(
-    file_format: str, layout: str, strategy: str, tmp_path: Path
-) -> None:
+def test_every_format_and_layout_has_samples_and_masks(file_format, layout, strategy, tmp_path):
     version = prepare_in(
         tmp_path,
         ROWS,

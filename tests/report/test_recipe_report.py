@@ -10,12 +10,11 @@ import packhouse
 from packhouse.addons.report.recipe_report import FramedPage
 from packhouse.cli import cli
 from tests.prepared import TOKENIZER
-from tests.report.conftest import Made
 from tests.report.test_version_report import island
 
 
 @pytest.fixture
-def recipe(tmp_path: Path) -> Path:
+def recipe(tmp_path):
     rows = [{"instruction": f"Say {n} </script>", "output": f"{n}!"} for n in range(200)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     path = tmp_path / "recipe.yaml"
@@ -33,9 +32,7 @@ def report(*arguments: str | Path) -> str:
     return Path(arguments[arguments.index("-o") + 1]).read_text("utf-8")
 
 
-def test_a_recipe_is_shown_before_it_ran_and_its_version_afterwards(
-    recipe: Path, tmp_path: Path
-) -> None:
+def test_a_recipe_is_shown_before_it_ran_and_its_version_afterwards(recipe, tmp_path):
     page, cache = tmp_path / "page.html", tmp_path / "cache"
     before = report(recipe, "-o", page, "--cache", cache)
     (front,) = island(before, "samples-data")
@@ -56,7 +53,7 @@ def test_a_recipe_is_shown_before_it_ran_and_its_version_afterwards(
     assert after == report(version.uri, "-o", page, "--cache", cache) == version.report()
 
 
-def test_rows_of_a_recipe_are_shown_by_side_and_with_their_label(tmp_path: Path) -> None:
+def test_rows_of_a_recipe_are_shown_by_side_and_with_their_label(tmp_path):
     rows = [{"prompt": "Go", "chosen": "now", "rejected": "no", "completion": "now", "label": 0}]
     (tmp_path / "rows.jsonl").write_text(json.dumps(rows[0]) + "\n")
     shown = {}
@@ -77,7 +74,7 @@ def test_rows_of_a_recipe_are_shown_by_side_and_with_their_label(tmp_path: Path)
     assert [side for side, _ in shown["kto"]] == ["bad"]
 
 
-def test_a_recipe_that_would_be_refused_says_so(recipe: Path, tmp_path: Path) -> None:
+def test_a_recipe_that_would_be_refused_says_so(recipe, tmp_path):
     with recipe.open("a") as file:
         file.write("validate: {max_quarantined: 0.0}\n")
     with (tmp_path / "rows.jsonl").open("a") as file:
@@ -87,7 +84,7 @@ def test_a_recipe_that_would_be_refused_says_so(recipe: Path, tmp_path: Path) ->
     assert "The run would fail: 1 of 201 rows (0.50%) are bad" in html
 
 
-def test_a_notebook_shows_the_report_in_a_frame_of_its_own(hostile: Made) -> None:
+def test_a_notebook_shows_the_report_in_a_frame_of_its_own(hostile):
     shown = hostile.version.show(height=500)._repr_html_()
 
     assert shown.startswith('<iframe title="packhouse report" sandbox="allow-scripts"')
@@ -96,7 +93,7 @@ def test_a_notebook_shows_the_report_in_a_frame_of_its_own(hostile: Made) -> Non
     assert FramedPage("<b>\"'")._repr_html_().count('"') == 8
 
 
-def test_diff_takes_two_versions(hostile: Made, tmp_path: Path) -> None:
+def test_diff_takes_two_versions(hostile, tmp_path):
     page = tmp_path / "page.html"
     html = report("--diff", hostile.version.uri, "latest", "-o", page)
     refused = CliRunner().invoke(cli, ["report", "--diff", hostile.version.uri])

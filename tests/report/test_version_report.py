@@ -245,8 +245,8 @@ def test_trained_tokens_by_source_are_those_of_the_packs(tmp_path, strategy):
     pack, split = {"seq_len": 512, "strategy": strategy}, {"eval_fraction": 0.3}
     version = _prepared(tmp_path, rows, "alpaca", sources=sources, pack=pack, split=split)
     query = "select source, num_tokens, num_trained, times from records where times > 0"
-    expected: dict[str, list[int]] = {}
-    owner: dict[int, str] = {}
+    expected = {}
+    owner = {}
     for row in version.sql(query).to_pylist():
         # Rows with equal content, of which there is one here, belong to the first source.
         source = owner.setdefault(row["num_trained"], row["source"].partition("/")[0])

@@ -44,14 +44,14 @@ ACTIVE = re.compile(
 
 
 @given(hostile)
-def test_nothing_that_a_terminal_acts_on_is_left(text: str) -> None:
+def test_nothing_that_a_terminal_acts_on_is_left(text):
     assert not ACTIVE.search(for_terminal(text))
     assert "\n" not in for_terminal(text)
     assert not ACTIVE.search(for_terminal(text, keep_lines=True))
     assert for_terminal(for_terminal(text)) == for_terminal(text)
 
 
-def test_letters_of_every_language_stay() -> None:
+def test_letters_of_every_language_stay():
     text = "naïve 日本語 \u3000 فارسی\u200cها 👩‍👩‍👧 हिन्दी"  # noqa: RUF001
 
     assert for_terminal(text) == text
@@ -68,7 +68,7 @@ def _tokens(page: str) -> list[str]:
 
 
 @given(hostile)
-def test_markdown_shows_data_as_text(text: str) -> None:
+def test_markdown_shows_data_as_text(text):
     assert _tokens(for_markdown(text)) in ([], ["paragraph_open", "paragraph_close"])
     assert _tokens("x " + markdown_code(text)) == [
         "paragraph_open",
@@ -78,7 +78,7 @@ def test_markdown_shows_data_as_text(text: str) -> None:
 
 
 @given(hostile, hostile)
-def test_a_table_keeps_its_cells(text: str, other: str) -> None:
+def test_a_table_keeps_its_cells(text, other):
     table = f"| a | b |\n|---|---|\n| {for_markdown(text)} | {markdown_code(other)} |"
 
     kinds = _tokens(table)
@@ -89,7 +89,7 @@ def test_a_table_keeps_its_cells(text: str, other: str) -> None:
 
 
 @given(hostile)
-def test_markdown_loses_no_letter(text: str) -> None:
+def test_markdown_loses_no_letter(text):
     parser = MarkdownIt("commonmark")
     shown = "".join(
         inline.content

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -62,8 +61,8 @@ def publish(folder: Path, table: pa.Table, tokens: int = 7, *, lies: bool = Fals
 
 @pytest.mark.parametrize("make", [long_run, shared_text])
 def test_a_file_that_decodes_to_too_much_ends_in_an_error_that_names_it(
-    make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    make, tmp_path, monkeypatch
+):
     monkeypatch.setenv("PACKHOUSE_CHILD_MEMORY_MB", "200")
     done = CliRunner().invoke(cli, ["inspect", publish(tmp_path, make())])
 
@@ -72,7 +71,7 @@ def test_a_file_that_decodes_to_too_much_ends_in_an_error_that_names_it(
     assert "train-00000-of-00001" in f"{done.output}{done.exception}"
 
 
-def test_packs_with_more_tokens_than_in_the_manifest_are_not_decoded(tmp_path: Path) -> None:
+def test_packs_with_more_tokens_than_in_the_manifest_are_not_decoded(tmp_path):
     address = publish(tmp_path, long_run())
     before = pa.default_memory_pool().max_memory()
     problem = "has 100,000,000 values, but the manifest says 7 tokens"
@@ -86,9 +85,7 @@ def test_packs_with_more_tokens_than_in_the_manifest_are_not_decoded(tmp_path: P
 
 
 @pytest.mark.parametrize("told", [{"tokens": 100_000_000}, {"lies": True}])
-def test_packs_are_decoded_in_a_worker_before_a_trainer_does(
-    told: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_packs_are_decoded_in_a_worker_before_a_trainer_does(told, tmp_path, monkeypatch):
     """A manifest rewritten to match the file, and a footer that matches the manifest."""
     address = publish(tmp_path, long_run(), **told)
     monkeypatch.setenv("PACKHOUSE_CHILD_MEMORY_MB", "200")
@@ -110,7 +107,7 @@ def test_packs_are_decoded_in_a_worker_before_a_trainer_does(
     assert pa.default_memory_pool().max_memory() - before < MIB
 
 
-def test_a_bomb_for_a_quarantine_file_is_refused_in_little_memory(tmp_path: Path) -> None:
+def test_a_bomb_for_a_quarantine_file_is_refused_in_little_memory(tmp_path):
     row = {name: "a" for name in QUARANTINED.names}
     row |= {"row": 0, "byte_offset": 0, "raw": b"", "raw_size": 0}
     table = pa.Table.from_pylist([row] * 2000, QUARANTINED)
@@ -128,7 +125,7 @@ def test_a_bomb_for_a_quarantine_file_is_refused_in_little_memory(tmp_path: Path
     assert "memory" in done.output
 
 
-def test_an_arrow_file_whose_offsets_decrease_is_reported_by_the_audit(tmp_path: Path) -> None:
+def test_an_arrow_file_whose_offsets_decrease_is_reported_by_the_audit(tmp_path):
     offsets = pa.array([0, 8, 4, 6], pa.int32()).buffers()[1]
     ids = pa.array(range(10), pa.int32())
     lists = pa.Array.from_buffers(pa.list_(pa.int32()), 3, [None, offsets], children=[ids])
@@ -152,7 +149,7 @@ def test_an_arrow_file_whose_offsets_decrease_is_reported_by_the_audit(tmp_path:
         {"source": "rows/x", "row": 0, "step": {}, "raw": "a"},
     ],
 )
-def test_an_edited_line_with_other_types_is_refused(line: dict[str, Any], tmp_path: Path) -> None:
+def test_an_edited_line_with_other_types_is_refused(line, tmp_path):
     (tmp_path / "bad.jsonl").write_text(json.dumps(line) + "\n")
     (tmp_path / "rows.jsonl").write_text('{"instruction": "a", "output": "b"}\n')
     recipe = {"dataset": "d", "tokenizer": "deployments/demo/tokenizer"}

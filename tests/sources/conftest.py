@@ -1,6 +1,5 @@
 """Fixtures for sources: write a file, scan it, read every shard, check that no row is lost."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,9 +48,9 @@ def read_source(
     source = SourceConfig(path=str(path), **config)
     shards = scan_source(source, max_shard_bytes)
     parts = [read_shard(s, source, ValidateConfig(**(rules or {})), group_by) for s in shards]
-    notes: dict[str, int] = {}
-    extra_fields: dict[str, int] = {}
-    unread_text: dict[str, int] = {}
+    notes = {}
+    extra_fields = {}
+    unread_text = {}
     for shard, part in zip(shards, parts, strict=True):
         seen = part.validated.num_rows + part.quarantined.num_rows + part.dropped.num_rows
         assert seen == part.num_records + part.extra_paths
@@ -75,12 +74,12 @@ def read_source(
 
 
 @pytest.fixture
-def read() -> Callable[..., Source]:
+def read():
     return read_source
 
 
 @pytest.fixture
-def read_bytes(tmp_path: Path) -> Callable[..., Source]:
+def read_bytes(tmp_path):
     def write_and_read(data: bytes, name: str = "rows.jsonl", **kwargs: Any) -> Source:
         path = tmp_path / name
         path.write_bytes(data)

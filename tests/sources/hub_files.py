@@ -145,9 +145,7 @@ class _Handler(BaseHTTPRequestHandler):
 def entries(files: dict[str, bytes]) -> list[dict[str, object]]:
     """Return files and their folders as the Hub lists them."""
     folders = {name.rpartition("/")[0] for name in files if "/" in name}
-    listed: list[dict[str, object]] = [
-        {"type": "directory", "path": f, "oid": "0" * 40} for f in sorted(folders)
-    ]
+    listed = [{"type": "directory", "path": f, "oid": "0" * 40} for f in sorted(folders)]
     for name, data in sorted(files.items()):
         oid = sha1(data).hexdigest()
         listed.append({"type": "file", "path": name, "size": len(data), "oid": oid})

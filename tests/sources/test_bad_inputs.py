@@ -847,7 +847,7 @@ def test_parquet_text_that_is_not_utf8_is_refused(tmp_path, read):
         read(path)
 
 
-def test_raw_deflate_is_not_taken_for_text(tmp_path: Path, read_bytes):
+def test_raw_deflate_is_not_taken_for_text(tmp_path, read_bytes):
     source = read_bytes(GOOD + b"\n" + zlib.compress(GOOD).replace(b"\n", b""))
 
     assert source.reasons in (["encoding"], ["json"], ["control"])

@@ -4,7 +4,6 @@ import os
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ QA = [[("user", "q0"), ("assistant", "a0")], [("user", "q1"), ("assistant", "a1"
 
 
 @pytest.fixture
-def sqlite(tmp_path: Path) -> Callable[..., Path]:
+def sqlite(tmp_path):
     def make(*statements: str) -> Path:
         path = tmp_path / "rows.sqlite"
         database = sqlite3.connect(path)

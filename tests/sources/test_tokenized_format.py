@@ -2,7 +2,6 @@
 
 import json
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -54,14 +53,14 @@ def records(row: dict[str, Any], **config: Any) -> Records:
         {"labels": LABELS, "seq_lengths": [6], "position_ids": None},
     ],
 )
-def test_every_form_of_mask_is_read(mask: dict[str, Any]) -> None:
+def test_every_form_of_mask_is_read(mask):
     row = {"input_ids": IDS, **mask}
 
     assert row_format_of(row, {}) == "tokenized"
     assert records(row) == [TURNS]
 
 
-def test_weights_are_those_of_the_mask() -> None:
+def test_weights_are_those_of_the_mask():
     row = {"input_ids": IDS, "loss_mask": [0, 0, 0.5, 0.5, 1.0, 2]}
 
     assert read(row) == [
@@ -74,7 +73,7 @@ def test_weights_are_those_of_the_mask() -> None:
     ]
 
 
-def test_fields_of_other_names_are_told_by_the_recipe() -> None:
+def test_fields_of_other_names_are_told_by_the_recipe():
     row = {"tokens": IDS, "targets": LABELS}
 
     fields = {"input_ids": "tokens", "labels": "targets"}
@@ -82,7 +81,7 @@ def test_fields_of_other_names_are_told_by_the_recipe() -> None:
     assert row_format_of(row, fields) == "tokenized"
 
 
-def test_padding_that_a_mask_names_is_no_token() -> None:
+def test_padding_that_a_mask_names_is_no_token():
     right = {"input_ids": [*IDS, 0, 0], "labels": [*LABELS, -100, -100],
              "attention_mask": [1] * 6 + [0, 0], "position_ids": [*range(6), 0, 0]}  # fmt: skip
     left = {"input_ids": [0, 0, *IDS], "labels": [-100, -100, *LABELS],
@@ -106,11 +105,11 @@ PACKED = {"input_ids": [*IDS, 3, 4, 2], "labels": [*LABELS, -100, 4, 2]}
         {"seq_lengths": [6, 3], "position_ids": [0, 1, 2, 3, 4, 5, 0, 1, 2]},
     ],
 )
-def test_packed_rows_are_unpacked_by_any_form_of_boundaries(told: dict[str, Any]) -> None:
+def test_packed_rows_are_unpacked_by_any_form_of_boundaries(told):
     assert records(PACKED | told) == [TURNS, [("system", [3]), ("assistant", [4, 2])]]
 
 
-def test_padding_after_packed_records_belongs_to_none_of_them() -> None:
+def test_padding_after_packed_records_belongs_to_none_of_them():
     padded = {
         "input_ids": [*PACKED["input_ids"], 0, 0],
         "labels": [*PACKED["labels"], -100, -100],
@@ -176,9 +175,7 @@ def test_padding_after_packed_records_belongs_to_none_of_them() -> None:
         ),
     ],
 )
-def test_every_fault_has_its_reason_and_place(
-    change: dict[str, Any], reason: str, says: str
-) -> None:
+def test_every_fault_has_its_reason_and_place(change, reason, says):
     with pytest.raises(BadRowError) as bad:
         read({"input_ids": IDS, "labels": LABELS} | change)
 
@@ -186,15 +183,15 @@ def test_every_fault_has_its_reason_and_place(
     assert says in bad.value.detail
 
 
-def test_weights_up_to_the_limit_of_messages_pass_and_flags_are_masks() -> None:
+def test_weights_up_to_the_limit_of_messages_pass_and_flags_are_masks():
     row = {"input_ids": IDS, "loss_mask": [0, 0, 0, 1e6, True, 0.0]}
 
     assert read(row)[0][1:3] == [("assistant", [7], 1e6), ("assistant", [8], None)]
 
 
 def test_numbers_that_are_no_weights_and_ids_that_are_flags_are_quarantined(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     weighed = [[0.0, 1.0, weight] for weight in (1.0, math.nan, math.inf, -0.5, 1e7)]
     table = pa.table({"input_ids": [[1, 2, 3]] * 5, "loss_mask": weighed})
     pq.write_table(table, tmp_path / "weights.parquet")
@@ -207,13 +204,13 @@ def test_numbers_that_are_no_weights_and_ids_that_are_flags_are_quarantined(
     assert read_source(tmp_path / "flags.parquet").reasons == ["type"]
 
 
-def test_labels_that_equal_ids_by_chance_when_shifted_are_no_shift() -> None:
+def test_labels_that_equal_ids_by_chance_when_shifted_are_no_shift():
     assert records({"input_ids": [4, 4, 4], "labels": [-100, 4, 4]}) == [
         [("system", [4]), ("assistant", [4, 4])]
     ]
 
 
-def test_a_long_prompt_groups_records_and_a_header_does_not(tmp_path: Path) -> None:
+def test_a_long_prompt_groups_records_and_a_header_does_not(tmp_path):
     prompt = list(range(20, 30))
     rows = [
         {"input_ids": [*prompt, 3, 2], "labels": [*[-100] * 10, 3, 2]},
@@ -229,7 +226,7 @@ def test_a_long_prompt_groups_records_and_a_header_does_not(tmp_path: Path) -> N
     assert len(set(keys)) == 3
 
 
-def test_files_of_every_kind_give_the_same_records(tmp_path: Path) -> None:
+def test_files_of_every_kind_give_the_same_records(tmp_path):
     from datasets import Dataset
 
     rows = [
@@ -252,7 +249,7 @@ def test_files_of_every_kind_give_the_same_records(tmp_path: Path) -> None:
     assert all(each == found[0] for each in found)
 
 
-def test_a_name_is_of_ids_and_mask(tmp_path: Path) -> None:
+def test_a_name_is_of_ids_and_mask(tmp_path):
     rows = [
         {"input_ids": IDS, "labels": LABELS},
         {"input_ids": IDS, "loss_mask": [0, 0, 0, 1, 1, 1]},
@@ -268,7 +265,7 @@ def test_a_name_is_of_ids_and_mask(tmp_path: Path) -> None:
     assert len(set(names)) == 4
 
 
-def test_texts_next_to_ids_are_not_read_and_images_are_refused(tmp_path: Path) -> None:
+def test_texts_next_to_ids_are_not_read_and_images_are_refused(tmp_path):
     row = {"input_ids": IDS, "labels": LABELS, "messages": [{"role": "user", "content": "x"}]}
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps(row) + "\n" + json.dumps(row | {"images": ["a.png"]}) + "\n")
@@ -278,7 +275,7 @@ def test_texts_next_to_ids_are_not_read_and_images_are_refused(tmp_path: Path) -
     assert source.extra_fields == {"images": 1, "messages": 2}
 
 
-def test_a_text_is_read_instead_of_ids_without_a_mask(tmp_path: Path) -> None:
+def test_a_text_is_read_instead_of_ids_without_a_mask(tmp_path):
     assert row_format_of({"input_ids": IDS, "attention_mask": [1] * 6, "text": "a"}, {}) == "text"
     assert row_format_of({"input_ids": IDS, "attention_mask": [1] * 6}, {}) == "tokenized"
     path = tmp_path / "rows.jsonl"
@@ -286,7 +283,7 @@ def test_a_text_is_read_instead_of_ids_without_a_mask(tmp_path: Path) -> None:
     assert read_source(path).reasons == ["labels"]
 
 
-def test_a_file_of_ids_and_of_conversations_is_refused(tmp_path: Path) -> None:
+def test_a_file_of_ids_and_of_conversations_is_refused(tmp_path):
     path = tmp_path / "rows.jsonl"
     rows = [{"input_ids": IDS, "labels": LABELS}, {"question": "a", "answer": "b"}]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -296,7 +293,7 @@ def test_a_file_of_ids_and_of_conversations_is_refused(tmp_path: Path) -> None:
 
 
 @given(st.lists(st.lists(st.tuples(st.integers(0, 2**31 - 1), st.booleans()), min_size=1)))
-def test_no_token_and_no_mask_is_lost(rows: list[list[tuple[int, bool]]]) -> None:
+def test_no_token_and_no_mask_is_lost(rows):
     for row in rows:
         ids = [each for each, _ in row]
         labels = [each if trained else -100 for each, trained in row]
@@ -305,7 +302,7 @@ def test_no_token_and_no_mask_is_lost(rows: list[list[tuple[int, bool]]]) -> Non
         assert again == row
 
 
-def test_rows_of_axolotl_and_of_llama_factory_as_they_save_them() -> None:
+def test_rows_of_axolotl_and_of_llama_factory_as_they_save_them():
     axolotl = {"input_ids": IDS, "labels": LABELS, "attention_mask": [1] * 6,
                "position_ids": [0, 1, 2, 3, 4, 5], "length": 6}  # fmt: skip
     assert records(axolotl) == [TURNS]
@@ -327,7 +324,7 @@ def test_rows_of_axolotl_and_of_llama_factory_as_they_save_them() -> None:
 @pytest.mark.parametrize(
     "bounds", [{"seq_lengths": [8, 3]}, {"cu_seqlens": [0, 8, 11]}, {"seq_lengths": [2, 6, 3]}]
 )
-def test_pads_in_front_that_bounds_count_move_no_bound(bounds: dict[str, list[int]]) -> None:
+def test_pads_in_front_that_bounds_count_move_no_bound(bounds):
     """Each record once took as many tokens of the next one as there are pads."""
     row = {name: [0, 0, *PACKED[name]] for name in ("input_ids", "labels")}
     row["labels"][:2] = [-100, -100]

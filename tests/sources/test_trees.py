@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-ROWS: list[dict[str, Any]] = [
+ROWS = [
     {"message_id": "b2", "parent_id": "a", "text": "worse", "role": "assistant", "rank": 1},
     {"message_id": "c", "parent_id": "b1", "text": "and?", "role": "prompter", "rank": None},
     {"message_id": "a", "parent_id": None, "text": "q", "role": "prompter", "rank": None},
@@ -91,7 +91,7 @@ def test_rows_without_a_tree_are_quarantined_with_reason(read_bytes):
 
 def test_real_trees_give_the_same_conversations_flat_and_nested(shared, read, read_bytes):
     nested = shared / "data/oasst_en_100_message.jsonl"
-    flat: list[dict[str, Any]] = []
+    flat = []
 
     def walk(message: dict[str, Any]) -> None:
         flat.append({name: value for name, value in message.items() if name != "replies"})

@@ -4,9 +4,6 @@ import os
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -35,7 +32,7 @@ def s3_environment(endpoint: str, access_key: str, secret_key: str) -> dict[str,
 
 
 @pytest.fixture(scope="session")
-def moto_environment() -> Iterator[dict[str, str]]:
+def moto_environment():
     """moto allows a few calls without authentication: enough to create a user with a key."""
     port = ceph.free_port()
     command = [sys.executable, "-W", "ignore", "-m", "moto.server", "-H", "127.0.0.1"]
@@ -68,12 +65,12 @@ def _moto_user(endpoint: str) -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def ceph_environment(ceph_endpoint: str) -> dict[str, str]:
+def ceph_environment(ceph_endpoint):
     return s3_environment(ceph_endpoint, ceph.ACCESS_KEY, ceph.SECRET_KEY)
 
 
 @pytest.fixture
-def use(monkeypatch: pytest.MonkeyPatch) -> Any:
+def use(monkeypatch):
     """Set a server's AWS environment, create a bucket, and return the root of a store in it."""
 
     def set_environment(environment: dict[str, str]) -> str:
@@ -91,7 +88,7 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.fixture
-def gcs(monkeypatch: pytest.MonkeyPatch) -> Iterator[gcs_server.GcsServer]:
+def gcs(monkeypatch):
     """A fake of Google's XML API, and an environment in which obstore uses it."""
     pytest.importorskip("obstore", reason="no obstore: pip install 'packhouse[gcs]'")
     with gcs_server.GcsServer() as server:
@@ -101,7 +98,7 @@ def gcs(monkeypatch: pytest.MonkeyPatch) -> Iterator[gcs_server.GcsServer]:
 
 
 @pytest.fixture(scope="session")
-def azure_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+def azure_environment(tmp_path_factory):
     pytest.importorskip("obstore", reason="no obstore: pip install 'packhouse[azure]'")
     if azurite.find() is None:
         pytest.skip("no Azurite on PATH: npm install azurite")
@@ -110,7 +107,7 @@ def azure_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict
 
 
 @pytest.fixture
-def azure(azure_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> str:
+def azure(azure_environment, monkeypatch):
     """Root of an empty store in Azurite."""
     for name, value in azure_environment.items():
         monkeypatch.setenv(name, value)
@@ -127,7 +124,7 @@ KINDS = [
 
 
 @pytest.fixture(params=KINDS)
-def root(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+def root(request, tmp_path):
     """Root of an empty store of each kind."""
     if request.param == "folder":
         return str(tmp_path / "store")
@@ -135,15 +132,15 @@ def root(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         request.getfixturevalue("gcs")
         return f"gs://{gcs_server.BUCKET}/some/prefix"
     if request.param == "azure":
-        azure_root: str = request.getfixturevalue("azure")
+        azure_root = request.getfixturevalue("azure")
         return azure_root
     use, environment = (
         request.getfixturevalue(name) for name in ("use", f"{request.param}_environment")
     )
-    place: str = use(environment)
+    place = use(environment)
     return place
 
 
 @pytest.fixture
-def any_store(root: str) -> Any:
+def any_store(root):
     return open_store(root)

@@ -73,7 +73,7 @@ class HubServer(ThreadingHTTPServer):
         if oid in self.lfs:
             return {"oid": oid, "size": size}
         place = f"{self.endpoint}/lfs/{oid}"
-        upload: dict[str, Any] = {"href": f"{place}/0"}
+        upload = {"href": f"{place}/0"}
         if self.part_bytes:
             numbers = range(1, -(-size // self.part_bytes) + 1)
             header = {str(number): f"{place}/{number}" for number in numbers}

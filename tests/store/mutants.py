@@ -100,7 +100,7 @@ def mutated(mutant: Mutant) -> Iterator[None]:
     source = inspect.getsource(original)
     assert source.count(mutant.old) >= 1, f"'{mutant.name}': the production text has changed"
     namespace = vars(mutant.module)
-    changed: dict[str, object] = {}
+    changed = {}
     code = compile(source.replace(mutant.old, mutant.new), mutant.name, "exec")
     exec(code, namespace, changed)
     places = [

@@ -91,7 +91,7 @@ def at_random(share: float, seed: int) -> Rule:
 
 def first_time(fault: str, methods: tuple[str, ...]) -> Rule:
     """Return a rule that faults the first request of each method and path, and no later one."""
-    seen: set[tuple[str, str]] = set()
+    seen = set()
 
     def rule(method: str, path: str) -> str | None:
         if method not in methods or (method, path) in seen:

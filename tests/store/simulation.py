@@ -74,7 +74,7 @@ class SimStore:
         return ObjectInfo(key, body.size, self.objects[key][1], body.sha256)
 
     def sha256(self, key: str) -> str:
-        digest: str = self._get(key).sha256
+        digest = self._get(key).sha256
         return digest
 
     def delete(self, key: str) -> None:

@@ -20,7 +20,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from packhouse.store import load_ref, open_store, open_version, publish_version, verify_version
@@ -124,7 +124,7 @@ def places(only: str) -> Iterator[list[tuple[str, Place]]]:
     with contextlib.ExitStack() as stack:
         folder = Path(tempfile.mkdtemp(prefix="packhouse-soak-"))
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        found: list[tuple[str, Place]] = []
+        found = []
         if only in ("", "folder"):
             found.append(("folder", ({}, str(folder / "store"), folder / "work")))
         if only in ("", "ceph") and ceph.is_installed():
@@ -149,7 +149,7 @@ def main() -> None:
         schedules(seed, options.schedules, options.minutes * share)
     if options.what == "schedules":
         return
-    rounds: dict[str, Callable[[Place], None]] = {
+    rounds = {
         "kills": lambda place: kills(place, options.kills),
         "races": lambda place: races(place, options.versions),
         "collections": lambda place: collections(place, options.versions),

@@ -12,7 +12,7 @@ from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 
-from tests.store.mutants import MUTANTS, Mutant, mutated
+from tests.store.mutants import MUTANTS, mutated
 from tests.store.simulation import Violation, simulate
 
 SCHEDULES = int(os.environ.get("PACKHOUSE_SCHEDULES", "5000"))
@@ -41,7 +41,7 @@ def test_a_seed_always_gives_the_same_schedule():
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name.replace(" ", "-"))
-def test_mutants_are_killed(mutant: Mutant):
+def test_mutants_are_killed(mutant):
     with mutated(mutant), pytest.raises(Violation, match="seed"):
         simulate(range(mutant.seed, 20_000))
 

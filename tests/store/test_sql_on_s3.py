@@ -2,14 +2,14 @@
 
 import pytest
 
-from packhouse.api import Version, open_version
+from packhouse.api import open_version
 from tests.prepared import prepare_in
 from tests.store.proxy import FaultyProxy
 
 
 @pytest.fixture(params=["moto", pytest.param("ceph", marks=pytest.mark.e2e)])
-def server(request: pytest.FixtureRequest) -> dict[str, str]:
-    environment: dict[str, str] = request.getfixturevalue(f"{request.param}_environment")
+def server(request):
+    environment = request.getfixturevalue(f"{request.param}_environment")
     return environment
 
 
@@ -18,7 +18,7 @@ COUNT = "select source, count(*) as n, avg(num_tokens) from records group by 1"
 
 
 @pytest.fixture
-def made(server, use, tmp_path) -> Version:
+def made(server, use, tmp_path):
     """A version on a server, with files large enough to be read by columns."""
     rows = [{"instruction": f"Say {n}.", "output": f"{n} {n * 7} {n * 13}!"} for n in range(ROWS)]
     return prepare_in(

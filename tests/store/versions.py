@@ -12,7 +12,7 @@ from packhouse.store import LocalFile
 from packhouse.store.read import scan_versions
 
 INT32S = pa.list_(pa.int32())
-FACTS: dict[str, Any] = {
+FACTS = {
     "content_id": "c1",
     "configuration": {"pack": {"seq_len": 8}},
     "counts": {"rows_in": 3},

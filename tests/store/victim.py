@@ -74,7 +74,7 @@ class CrashingStore:
         is_it = what == self._what and "doctor-" not in key
         if is_it and self._when == "before":
             die()
-        tag: str = write()
+        tag = write()
         if is_it and self._when == "after":
             die()
         return tag
@@ -89,7 +89,7 @@ class LingeringStore(CrashingStore):
     def _guarded(self, key: str, write: Any, ref_kind: str) -> str:
         if key.endswith("manifest.json"):
             time.sleep(random.uniform(0, self._linger_s))
-        tag: str = write()
+        tag = write()
         return tag
 
 
@@ -152,7 +152,7 @@ def _arm_s3() -> None:
             self.reads += 1
             if self.reads > 4 and self.file.tell() > 100:  # hashing is over, sending has begun
                 die()
-            data: bytes = self.file.read(200)
+            data = self.file.read(200)
             return data
 
     def dying_send(store: Any, key: str, body: Any, **condition: str) -> str:
@@ -188,7 +188,7 @@ def publish_many(
 ) -> None:
     """Publish versions one after another; after a kill, run it again to continue."""
     os.environ.update(environment)
-    store: Any = open_store(root)
+    store = open_store(root)
     if linger_s:
         store = LingeringStore(store, linger_s)
     if ready is not None:

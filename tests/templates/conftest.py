@@ -14,9 +14,9 @@ Rows = list[dict[str, Any]]
 
 
 @pytest.fixture(scope="session")
-def load_tokenizer(shared: Path) -> Any:
+def load_tokenizer(shared):
     """Load a real tokenizer by folder name, each once."""
-    loaded: dict[str, Any] = {}
+    loaded = {}
 
     def load(name: str) -> Any:
         if name not in loaded:
@@ -31,7 +31,7 @@ def load_tokenizer(shared: Path) -> Any:
 
 
 @pytest.fixture(scope="session")
-def real_rows(shared: Path) -> Any:
+def real_rows(shared):
     """Return conversations and tools of a real file, and as transformers would get them."""
 
     def read(name: str, limit: int | None = None) -> list[tuple[Rows, str | None]]:
@@ -65,7 +65,7 @@ def _xtuner(folder: Path) -> Iterator[tuple[Rows, str | None]]:
 
 def _glaive(folder: Path) -> Iterator[tuple[Rows, str | None]]:
     for row in json.loads((folder / "glaive_toolcall_en_demo.json").read_bytes()):
-        messages: Rows = []
+        messages = []
         for turn in row["conversations"]:
             messages.append(_glaive_turn(turn, len(messages)))
         tools = json.loads(row["tools"]) if row.get("tools") else []
@@ -93,7 +93,7 @@ def _reasoning(folder: Path) -> Iterator[tuple[Rows, str | None]]:
 
 
 def _parts(message: dict[str, Any]) -> dict[str, Any]:
-    turn: dict[str, Any] = {"role": message["role"], "content": ""}
+    turn = {"role": message["role"], "content": ""}
     calls = []
     for part in message["content"]:
         if part["type"] == "text":
@@ -127,7 +127,7 @@ O200K = r"""
 
 
 @pytest.fixture(scope="session")
-def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def vocabulary(tmp_path_factory):
     """A folder with `o200k_base.tiktoken`, from the copy that quicktok ships."""
     pytest.importorskip("openai_harmony")
     pytest.importorskip("quicktok")
@@ -145,7 +145,7 @@ def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def harmony(vocabulary: Path) -> Iterator[Any]:
+def harmony(vocabulary):
     """OpenAI's own encoding of gpt-oss; it refuses a vocabulary with another hash."""
     import openai_harmony
 
@@ -156,7 +156,7 @@ def harmony(vocabulary: Path) -> Iterator[Any]:
 
 
 @pytest.fixture(scope="session")
-def gptoss(vocabulary: Path, harmony: Any) -> Any:
+def gptoss(vocabulary, harmony):
     """gpt-oss's tokenizer as in transformers: the real vocabulary and the stock template."""
     from transformers import PreTrainedTokenizerFast
     from transformers.convert_slow_tokenizer import TikTokenConverter

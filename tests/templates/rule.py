@@ -33,7 +33,7 @@ def records(of: Family, messages: Messages, tools: object, turns: str) -> Record
     Raises:
         RefusedError: with the reason code.
     """
-    made: Records = []
+    made = []
     written = ""
     for k, message in enumerate(messages):
         if message["role"] != "assistant":

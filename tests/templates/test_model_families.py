@@ -54,7 +54,7 @@ CALLS = (
     *("toolsthink", "agent", "lookthink", "answerthink"),
 )
 _NO_CALLS = dict.fromkeys(CALLS, "content_lost")
-REFUSED: dict[tuple[str, ...], dict[str, str]] = {
+REFUSED = {
     # The prompt opens a thinking block, and no setting prevents it.
     ("deepseek",): dict.fromkeys(("chat2", "sys", *CALLS), "no_reasoning"),
     ("cohere", "gemma3", "lfm2.", "lfm2_t", "llama3.", "llama3_t", "phi3", "qwen2_5_vl"): _NO_CALLS,
@@ -82,7 +82,7 @@ REFUSED: dict[tuple[str, ...], dict[str, str]] = {
 }
 """Rows that the rule refuses, by prefix of the template's name: shape and reason code."""
 
-RECORDS: dict[tuple[str, ...], dict[str, tuple[int, int]]] = {
+RECORDS = {
     ("glm4moe",): {"think2": (2, 2), "mixed": (2, 2), "agent": (2, 2)},
     # A text before a call is written as reasoning.
     ("gptoss",): {"chat2": (1, 2), "think2": (2, 2), "mixed": (1, 2), "textcall": (2, 2)},
@@ -184,7 +184,7 @@ def test_ids_of_prompts_are_the_first_ids_of_the_record(name):
 
 
 def encode(text: str) -> list[int]:
-    ids: list[int] = tokenizer()(text, add_special_tokens=False)["input_ids"]
+    ids = tokenizer()(text, add_special_tokens=False)["input_ids"]
     return ids
 
 

@@ -23,7 +23,7 @@ FOLDER = files("trl") / "chat_templates"
 SUFFIX = "_training.jinja"
 NAMES = sorted(f.name.removesuffix(SUFFIX) for f in FOLDER.iterdir() if f.name.endswith(SUFFIX))
 NEW_LINE, THINK = ("", "\n"), ("<think>\n", "\n")
-BLOCKS: dict[tuple[str, ...], set[tuple[str, str]]] = {
+BLOCKS = {
     # (before, after): a block is before + trained text + after.
     ("cohere", "cohere2", "glm4moe", "llama3", "llava_next"): {("", "")},
     # The line break after the stop token.
@@ -61,7 +61,7 @@ REFUSE_SYSTEM = {"gemma"}
 OF_VISION_MODELS = {"idefics3", "llava_next", "smolvlm"}
 TOKEN = re.compile(r"<\|[^<>\s{}%/]{2,40}\|>|<\uff5c[^<>\s]{2,40}\uff5c>|<\|?/?\w+\|?>|\[/?INST\]")
 CALL = [{"type": "function", "id": "call00001", "function": {"name": "add", "arguments": {"a": 1}}}]
-TALKS: dict[str, list[dict[str, Any]]] = {
+TALKS = {
     "two turns": [
         {"role": "user", "content": "Hi there"},
         {"role": "assistant", "content": "Hello!"},
@@ -120,7 +120,7 @@ def trained_by_transformers(
     )["assistant_masks"]
     text = tokenizer.apply_chat_template(**given, tokenize=False)
     offsets = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-    spans: list[str] = []
+    spans = []
     last = 0
     for (start, end), trained in zip(offsets["offset_mapping"], mask, strict=True):
         if trained and spans and last == start:

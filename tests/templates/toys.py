@@ -55,7 +55,7 @@ _BACKEND = Tokenizer(models.BPE({"a": 0}, [])).to_str()
 
 
 def make_snapshot(**changes: Any) -> TokenizerSnapshot:
-    facts: dict[str, Any] = {
+    facts = {
         "fingerprint": "0" * 64,
         "class_name": "ToyTokenizer",
         "backend": _BACKEND,
@@ -99,7 +99,7 @@ def chat_renderer(template: str, config: dict[str, Any] | None = None, **snapsho
 @contextmanager
 def counting_messages() -> Iterator[list[int]]:
     """Record how many messages each rendering is given."""
-    given: list[int] = []
+    given = []
     render = ChatTemplate.render
 
     def counting(self: ChatTemplate, messages: Sequence[object], *args: Any, **named: Any) -> str:

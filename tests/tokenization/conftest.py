@@ -1,9 +1,7 @@
 """Tokenizers trained in this process, real ones if available, and tables to feed them."""
 
 import json
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
 import pyarrow as pa
 import pytest
@@ -81,38 +79,36 @@ def train_metaspace() -> Tokenizer:
 
 
 @pytest.fixture(scope="session")
-def byte_level() -> TokenizerSnapshot:
+def byte_level():
     """Byte-level BPE with NFC, like Qwen's."""
     return snapshot_of(train_byte_level(), eos_token="<|end|>")
 
 
 @pytest.fixture(scope="session")
-def metaspace() -> TokenizerSnapshot:
+def metaspace():
     """SentencePiece-like BPE with byte fallback and a dummy prefix, like Mistral's."""
     return snapshot_of(train_metaspace(), eos_token="<|end|>", unk_token="<unk>")
 
 
 @pytest.fixture(scope="session", params=["byte_level", "metaspace"])
-def trained(request: pytest.FixtureRequest) -> TokenizerSnapshot:
-    snapshot: TokenizerSnapshot = request.getfixturevalue(request.param)
+def trained(request):
+    snapshot = request.getfixturevalue(request.param)
     return snapshot
 
 
 @pytest.fixture(scope="session")
-def real_snapshots(
-    shared: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[str], TokenizerSnapshot]:
+def real_snapshots(shared, tmp_path_factory):
     cache = tmp_path_factory.mktemp("snapshots")
     return lambda name: load_snapshot(shared / "tokenizers" / name, cache)
 
 
 @pytest.fixture(scope="session", params=REAL)
-def real_name(request: pytest.FixtureRequest) -> str:
+def real_name(request):
     return str(request.param)
 
 
 @pytest.fixture(scope="session")
-def alpaca(shared: Path) -> list[dict[str, str]]:
+def alpaca(shared):
     text = (shared / "data" / "alpaca_data.json").read_text(encoding="utf-8")
     return json.loads(text)  # type: ignore[no-any-return]
 
@@ -123,7 +119,7 @@ Part = tuple[str, str]
 
 def formatted_table(rows: Sequence[Sequence[Part]], labels: Sequence[int | None] = ()) -> pa.Table:
     """Join the parts of each row, with their content and trained spans."""
-    records: list[dict[str, Any]] = []
+    records = []
     for number, parts in enumerate(rows):
         text = ""
         content, trained = [], []
@@ -150,7 +146,7 @@ def formatted_table(rows: Sequence[Sequence[Part]], labels: Sequence[int | None]
 
 
 def _merged(spans: list[dict[str, int]]) -> list[dict[str, int]]:
-    merged: list[dict[str, int]] = []
+    merged = []
     for span in spans:
         if merged and merged[-1]["end"] == span["start"]:
             merged[-1] = {"start": merged[-1]["start"], "end": span["end"]}
@@ -160,7 +156,7 @@ def _merged(spans: list[dict[str, int]]) -> list[dict[str, int]]:
 
 
 @pytest.fixture(scope="session")
-def make_formatted() -> Callable[..., pa.Table]:
+def make_formatted():
     """Build a FORMATTED table from rows of (text, kind) parts; see `formatted_table`."""
     return formatted_table
 
@@ -169,7 +165,7 @@ def alpaca_parts(row: dict[str, str], bos: str, eos: str) -> list[Part]:
     """Stanford's template; the answer and its end token are trained."""
     task = "Below is an instruction that describes a task"
     with_input = ", paired with an input that provides further context" if row["input"] else ""
-    parts: list[Part] = [
+    parts = [
         (
             f"{bos}{task}{with_input}. Write a response that appropriately completes the "
             "request.\n\n### Instruction:\n",
@@ -184,8 +180,8 @@ def alpaca_parts(row: dict[str, str], bos: str, eos: str) -> list[Part]:
 
 @pytest.fixture(scope="session")
 def alpaca_formatted(
-    alpaca: list[dict[str, str]],
-) -> Callable[[TokenizerSnapshot, slice], pa.Table]:
+    alpaca,
+):
     def build(snapshot: TokenizerSnapshot, rows: slice) -> pa.Table:
         special = snapshot.special_tokens
         bos = special.get("bos_token", special.get("cls_token", ""))
@@ -196,6 +192,6 @@ def alpaca_formatted(
 
 
 @pytest.fixture(autouse=True)
-def short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_runs(monkeypatch):
     """Shorten the corpus: 1 MB of one character takes toy tokenizers seconds. One test uses it."""
     monkeypatch.setattr("packhouse.tokenize.gate._LONG_RUN", 2**14)

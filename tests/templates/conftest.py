@@ -1,10 +1,7 @@
-"""Real tokenizers, real files as canonical messages, and gpt-oss's vocabulary."""
+"""Real tokenizers, and real files as canonical messages."""
 
-import base64
 import json
-import struct
 from collections.abc import Iterator
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -112,67 +109,3 @@ _READERS = {
     "glaive": _glaive,
     "reasoning": _reasoning,
 }
-
-
-O200K = r"""
-[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?
-[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?
-\p{N}{1,3}
- ?[^\s\p{L}\p{N}]+[\r\n/]*
-\s*[\r\n]+
-\s+(?!\S)
-\s+
-""".strip("\n").replace("\n", "|")
-"""The pattern that splits texts for gpt-oss's vocabulary, from tiktoken's `o200k_base`."""
-
-
-@pytest.fixture(scope="session")
-def vocabulary(tmp_path_factory):
-    """A folder with `o200k_base.tiktoken`, from the copy that quicktok ships."""
-    pytest.importorskip("openai_harmony")
-    pytest.importorskip("quicktok")
-    data = (files("quicktok") / "data" / "o200k.vocab").read_bytes()
-    tokens, at = {}, 4  # a count, then for each token: its length, its bytes, its rank
-    while at < len(data):
-        (size,) = struct.unpack_from("<H", data, at)
-        (rank,) = struct.unpack_from("<I", data, at + 2 + size)
-        tokens[rank] = data[at + 2 : at + 2 + size]
-        at += 6 + size
-    lines = [b"%s %d\n" % (base64.b64encode(tokens[rank]), rank) for rank in sorted(tokens)]
-    folder = tmp_path_factory.mktemp("o200k")
-    (folder / "o200k_base.tiktoken").write_bytes(b"".join(lines))
-    return folder
-
-
-@pytest.fixture(scope="session")
-def harmony(vocabulary):
-    """OpenAI's own encoding of gpt-oss; it refuses a vocabulary with another hash."""
-    import openai_harmony
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TIKTOKEN_ENCODINGS_BASE", str(vocabulary))
-        name = openai_harmony.HarmonyEncodingName.HARMONY_GPT_OSS
-        yield openai_harmony.load_harmony_encoding(name)
-
-
-@pytest.fixture(scope="session")
-def gptoss(vocabulary, harmony):
-    """gpt-oss's tokenizer as in transformers: the real vocabulary and the stock template."""
-    from transformers import PreTrainedTokenizerFast
-    from transformers.convert_slow_tokenizer import TikTokenConverter
-
-    from packhouse.tokenize import load_snapshot
-    from tests.templates.families import family
-
-    converter = TikTokenConverter(str(vocabulary / "o200k_base.tiktoken"), pattern=O200K)
-    converted = converter.converted()
-    ids = {harmony.encode(t, allowed_special="all")[0]: t for t in harmony.special_tokens_set}
-    assert sorted(ids) == list(range(converted.get_vocab_size(), max(ids) + 1))
-    converted.add_special_tokens([ids[number] for number in sorted(ids)])
-    made = PreTrainedTokenizerFast(
-        tokenizer_object=converted, bos_token="<|startoftext|>", eos_token="<|return|>"
-    )
-    made.chat_template = family("gptoss.jinja").source
-    folder = vocabulary / "tokenizer"
-    made.save_pretrained(folder)
-    return load_snapshot(folder)

@@ -4,15 +4,20 @@
 Mistral's. Their authors wrote them from the models, not from the templates.
 """
 
+import base64
+import functools
 import json
+import struct
 from datetime import datetime
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("trl", reason="TRL is not installed")
 
+from packhouse.errors import TemplateError
 from packhouse.recipe import FormatConfig, TokenizeConfig
 from packhouse.render import make_renderer
 from packhouse.tokenize import load_snapshot, tokenize_table
@@ -29,7 +34,8 @@ from tests.templates.families import (
     tokenizer,
     tools_of,
 )
-from tests.templates.toys import make_table
+from tests.templates.real_rows import FILES, Compared, real_rows, refusals
+from tests.templates.toys import make_table, pieces
 
 pytestmark = pytest.mark.usefixtures("shared")
 
@@ -238,3 +244,160 @@ def test_harmony_parses_the_trained_tokens(vocabulary, harmony, gptoss):
         [("analysis", None, "Both known."), ("final", None, "Sun and snow.")],
         [("analysis", None, "They thank."), ("final", None, "Welcome.")],
     ]
+
+
+O200K = r"""
+[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?
+[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?
+\p{N}{1,3}
+ ?[^\s\p{L}\p{N}]+[\r\n/]*
+\s*[\r\n]+
+\s+(?!\S)
+\s+
+""".strip("\n").replace("\n", "|")
+"""The pattern that splits texts for gpt-oss's vocabulary, from tiktoken's `o200k_base`."""
+
+
+@pytest.fixture(scope="session")
+def vocabulary(tmp_path_factory):
+    """A folder with `o200k_base.tiktoken`, from the copy that quicktok ships."""
+    pytest.importorskip("openai_harmony")
+    pytest.importorskip("quicktok")
+    data = (files("quicktok") / "data" / "o200k.vocab").read_bytes()
+    tokens, at = {}, 4  # a count, then for each token: its length, its bytes, its rank
+    while at < len(data):
+        (size,) = struct.unpack_from("<H", data, at)
+        (rank,) = struct.unpack_from("<I", data, at + 2 + size)
+        tokens[rank] = data[at + 2 : at + 2 + size]
+        at += 6 + size
+    lines = [b"%s %d\n" % (base64.b64encode(tokens[rank]), rank) for rank in sorted(tokens)]
+    folder = tmp_path_factory.mktemp("o200k")
+    (folder / "o200k_base.tiktoken").write_bytes(b"".join(lines))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def harmony(vocabulary):
+    """OpenAI's own encoding of gpt-oss; it refuses a vocabulary with another hash."""
+    import openai_harmony
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TIKTOKEN_ENCODINGS_BASE", str(vocabulary))
+        name = openai_harmony.HarmonyEncodingName.HARMONY_GPT_OSS
+        yield openai_harmony.load_harmony_encoding(name)
+
+
+@pytest.fixture(scope="session")
+def gptoss(vocabulary, harmony):
+    """gpt-oss's tokenizer as in transformers: the real vocabulary and the stock template."""
+    from transformers import PreTrainedTokenizerFast
+    from transformers.convert_slow_tokenizer import TikTokenConverter
+
+    converter = TikTokenConverter(str(vocabulary / "o200k_base.tiktoken"), pattern=O200K)
+    converted = converter.converted()
+    ids = {harmony.encode(t, allowed_special="all")[0]: t for t in harmony.special_tokens_set}
+    assert sorted(ids) == list(range(converted.get_vocab_size(), max(ids) + 1))
+    converted.add_special_tokens([ids[number] for number in sorted(ids)])
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=converted, bos_token="<|startoftext|>", eos_token="<|return|>"
+    )
+    made.chat_template = family("gptoss.jinja").source
+    folder = vocabulary / "tokenizer"
+    made.save_pretrained(folder)
+    return load_snapshot(folder)
+
+
+@pytest.mark.slow
+def test_harmony_writes_real_rows_as_its_library_does(gptoss, vocabulary, shared):
+    from packhouse.addons.renderers import Harmony
+
+    gpt_oss = vocabulary / "tokenizer"
+    harmony = Harmony(gpt_oss)
+    assert harmony.stop_tokens == tuple(
+        reversed([harmony._encoding.decode([n]) for n in (200012, 200002)])
+    )
+
+    def write(messages: list[Any], tools: Any) -> str:
+        return harmony.render(messages, tools, {}, False)
+
+    def ids_of_prompt(messages: list[Any], tools: Any) -> list[int]:
+        known = harmony._messages(messages[:-1], tools, {}, harmony._call_names(messages))
+        conversation = harmony._library.Conversation.from_messages(known)
+        role = harmony._library.Role.ASSISTANT
+        return harmony._encoding.render_conversation_for_completion(conversation, role)
+
+    for file, form, number in FILES:
+        table = real_rows(shared, file, form, number)
+        done = Compared(gpt_oss, table, write, template="harmony")
+        assert len(done.ids) > number
+        for ids, known in zip(done.ids, done.prompts, strict=True):
+            prompt = ids_of_prompt(*known)
+            assert ids[: len(prompt)] == prompt
+        parallel = [
+            row
+            for row in table["messages"].to_pylist()
+            if any(len(json.loads(message["tool_calls"] or "[]")) > 1 for message in row)
+        ]
+        said = refusals(done.rendered)
+        assert all(refusal.startswith("stop_inside: ") for refusal in said)
+        assert len(said) == len(parallel)
+
+
+def test_harmony_refuses_the_tokenizer_of_another_model(shared):
+    pytest.importorskip("openai_harmony", reason="openai-harmony is not installed")
+    folder = shared / "tokenizers" / "qwen3"
+    config = FormatConfig(template="harmony")
+    with pytest.raises(TemplateError, match=r"is not the gpt-oss tokenizer\. Use that one"):
+        make_renderer(config, load_snapshot(folder), folder=folder)
+
+
+def test_mistral_needs_tekken_json(shared):
+    pytest.importorskip("mistral_common", reason="mistral-common is not installed")
+    folder = shared / "tokenizers" / "qwen3"
+    config = FormatConfig(template="mistral")
+    with pytest.raises(TemplateError, match=r"has no tekken\.json\. Use the tokenizer of a"):
+        make_renderer(config, load_snapshot(folder), folder=folder)
+
+
+@pytest.fixture(scope="module")
+def tekken(tmp_path_factory):
+    common = pytest.importorskip("mistral_common", reason="mistral-common is not installed")
+    from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
+
+    folder = tmp_path_factory.mktemp("tekken")
+    (folder / "tekken.json").symlink_to(Path(common.__path__[0]) / "data" / "tekken_240718.json")
+    with pytest.MonkeyPatch.context() as patch:  # reading a file takes 2 s, for each of two modes
+        patch.setattr(MistralTokenizer, "from_file", functools.cache(MistralTokenizer.from_file))
+        yield folder
+
+
+def test_a_folder_with_tekken_names_the_renderer_for_it(tekken):
+    snapshot = load_snapshot(tekken)
+    with pytest.raises(TemplateError, match=r"Set format\.template to mistral"):
+        make_renderer(FormatConfig(), snapshot, folder=tekken)
+    talk = [[("user", "Hi"), ("assistant", "Hello!")]]
+    renderer = make_renderer(FormatConfig(template="mistral"), snapshot, folder=tekken)
+    assert pieces(renderer.render(make_table(talk)).formatted) == [["Hello!</s>"]]
+
+
+@pytest.mark.slow
+def test_mistral_writes_real_rows_with_the_ids_of_its_library(tekken, shared):
+    from packhouse.addons.renderers import _KEYS, Mistral
+
+    mistral = Mistral(tekken)
+
+    def ids_of(messages: list[Any], tools: Any) -> list[int]:
+        known = [{key: m[key] for key in _KEYS if key in m} for m in messages]
+        request = mistral._request.from_openai(known, tools)
+        return mistral._tokenizers["answer"].encode_chat_completion(request).tokens
+
+    def write(messages: list[Any], tools: Any) -> str:
+        return mistral.render(messages, tools, {}, False)
+
+    for file, form, number in FILES:
+        table = real_rows(shared, file, form, number)
+        done = Compared(tekken, table, write, template="mistral", reasoning="strip")
+        assert done.ids == [ids_of(*known) for known in done.prompts]
+        assert len(done.ids) > number
+        for said in refusals(done.rendered):
+            assert "InvalidToolSchema" in said or "InvalidMessage" in said or "only_think" in said

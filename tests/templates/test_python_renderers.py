@@ -1,6 +1,5 @@
 """Renderers in Python: where a plug-in's text contains the row's texts, and what is refused."""
 
-import functools
 import importlib
 import itertools
 import json
@@ -12,23 +11,18 @@ import pytest
 
 import packhouse
 from packhouse.errors import ConfigError, PluginError, TemplateError
-from packhouse.read import scan_source
-from packhouse.read.reading import read_shard
 from packhouse.recipe import (
     FormatConfig,
-    SourceConfig,
-    TokenizeConfig,
-    ValidateConfig,
     load_recipe,
 )
 from packhouse.render import make_renderer
-from packhouse.render.chat_messages import MessageForm, chat_messages
 from packhouse.run.cache import Workspace
 from packhouse.run.chain import prepare
 from packhouse.run.local_pool import LocalRunner
 from packhouse.store import open_version
 from packhouse.system import plugins, worker
-from packhouse.tokenize import load_snapshot, tokenize_table
+from packhouse.tokenize import load_snapshot
+from tests.templates.real_rows import FILES, Compared, real_rows, refusals
 from tests.templates.toys import make_snapshot, make_table, pieces
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -92,10 +86,6 @@ def render(name: str, *talks: Any, tools: Any = None, **config: Any) -> Any:
         FormatConfig(template=name, **config), make_snapshot(), folder=Path("tokenizer")
     )
     return renderer.render(make_table(list(talks), tools=tools and [tools] * len(talks)))
-
-
-def refusals(rendered: Any) -> list[str]:
-    return [f"{row['reason']}: {row['detail']}" for row in rendered.quarantined.to_pylist()]
 
 
 def test_control_text_and_equal_contents_are_found_where_they_are(toys):
@@ -374,148 +364,7 @@ def test_a_renderer_of_packhouse_names_the_extra_that_it_needs(monkeypatch):
         )
 
 
-# Real libraries, vocabularies and rows.
-
-FILES = [
-    ("glaive_toolcall_en_demo.json", "sharegpt", 8),
-    ("reason_tool_use_demo_50.jsonl", "chat", 10),
-]
-"""Rows with calls and with reasoning; a library takes 0.1 s for all prompts of one row."""
-
-
-def real_rows(shared: Path, file: str, form: str, number: int) -> Any:
-    source = SourceConfig(path=str(shared / "data" / file), format=form)
-    (shard,) = scan_source(source)
-    return read_shard(shard, source, ValidateConfig(), "prompt").validated.slice(0, number)
-
-
-KEYS = ("role", "content", "context", "reasoning", "tool_calls", "tool_call_id", "name")
-
-
-class Compared:
-    """Compare records, one per answer, with a library's text for the messages up to it.
-
-    Args:
-        write: (messages as a template gets them, tools) -> the library's text.
-    """
-
-    def __init__(self, folder: Path, table: Any, write: Any, **config: Any) -> None:
-        snapshot = load_snapshot(folder)
-        renderer = make_renderer(FormatConfig(turns="alone", **config), snapshot, folder=folder)
-        self.rendered = renderer.render(table)
-        tokens = tokenize_table(self.rendered.formatted, snapshot, TokenizeConfig(encoder="hf"))
-        self.ids = tokens.tokenized["input_ids"].to_pylist()
-        self.prompts: list[tuple[list[Any], Any]] = []
-        """Messages up to each record's answer, and the row's tools."""
-        rows = {row["row"]: row for row in table.to_pylist()}
-        form = MessageForm(has_ids=config["template"] == "mistral")
-        keys = {*KEYS} - ({"reasoning"} if config.get("reasoning") == "strip" else set())
-        for record in self.rendered.formatted.to_pylist():
-            row = rows[record["row"]]
-            tools = row["tools"] and json.loads(row["tools"])
-            known = [{k: m[k] for k in keys if m.get(k) is not None} for m in row["messages"]]
-            # packhouse makes ids from the message's number, so all are made at once.
-            chat = chat_messages(known, form)
-            ends = [n + 1 for n, message in enumerate(chat) if message["role"] == "assistant"]
-            parts = [chat[:end] for end in ends]
-            same = (part for part in parts if write(part, tools) == record["text"])
-            self.prompts.append((next(same), tools))
-
-
-@pytest.mark.slow
-def test_harmony_writes_real_rows_as_its_library_does(gptoss, vocabulary, shared):
-    from packhouse.addons.renderers import Harmony
-
-    gpt_oss = vocabulary / "tokenizer"
-    harmony = Harmony(gpt_oss)
-    assert harmony.stop_tokens == tuple(
-        reversed([harmony._encoding.decode([n]) for n in (200012, 200002)])
-    )
-
-    def write(messages: list[Any], tools: Any) -> str:
-        return harmony.render(messages, tools, {}, False)
-
-    def ids_of_prompt(messages: list[Any], tools: Any) -> list[int]:
-        known = harmony._messages(messages[:-1], tools, {}, harmony._call_names(messages))
-        conversation = harmony._library.Conversation.from_messages(known)
-        role = harmony._library.Role.ASSISTANT
-        return harmony._encoding.render_conversation_for_completion(conversation, role)
-
-    for file, form, number in FILES:
-        table = real_rows(shared, file, form, number)
-        done = Compared(gpt_oss, table, write, template="harmony")
-        assert len(done.ids) > number
-        for ids, known in zip(done.ids, done.prompts, strict=True):
-            prompt = ids_of_prompt(*known)
-            assert ids[: len(prompt)] == prompt
-        parallel = [
-            row
-            for row in table["messages"].to_pylist()
-            if any(len(json.loads(message["tool_calls"] or "[]")) > 1 for message in row)
-        ]
-        said = refusals(done.rendered)
-        assert all(refusal.startswith("stop_inside: ") for refusal in said)
-        assert len(said) == len(parallel)
-
-
-def test_harmony_refuses_the_tokenizer_of_another_model(shared):
-    pytest.importorskip("openai_harmony", reason="openai-harmony is not installed")
-    folder = shared / "tokenizers" / "qwen3"
-    config = FormatConfig(template="harmony")
-    with pytest.raises(TemplateError, match=r"is not the gpt-oss tokenizer\. Use that one"):
-        make_renderer(config, load_snapshot(folder), folder=folder)
-
-
-def test_mistral_needs_tekken_json(shared):
-    pytest.importorskip("mistral_common", reason="mistral-common is not installed")
-    folder = shared / "tokenizers" / "qwen3"
-    config = FormatConfig(template="mistral")
-    with pytest.raises(TemplateError, match=r"has no tekken\.json\. Use the tokenizer of a"):
-        make_renderer(config, load_snapshot(folder), folder=folder)
-
-
-@pytest.fixture(scope="module")
-def tekken(tmp_path_factory):
-    common = pytest.importorskip("mistral_common", reason="mistral-common is not installed")
-    from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
-
-    folder = tmp_path_factory.mktemp("tekken")
-    (folder / "tekken.json").symlink_to(Path(common.__path__[0]) / "data" / "tekken_240718.json")
-    with pytest.MonkeyPatch.context() as patch:  # reading a file takes 2 s, for each of two modes
-        patch.setattr(MistralTokenizer, "from_file", functools.cache(MistralTokenizer.from_file))
-        yield folder
-
-
-def test_a_folder_with_tekken_names_the_renderer_for_it(tekken):
-    snapshot = load_snapshot(tekken)
-    with pytest.raises(TemplateError, match=r"Set format\.template to mistral"):
-        make_renderer(FormatConfig(), snapshot, folder=tekken)
-    talk = [[("user", "Hi"), ("assistant", "Hello!")]]
-    renderer = make_renderer(FormatConfig(template="mistral"), snapshot, folder=tekken)
-    assert pieces(renderer.render(make_table(talk)).formatted) == [["Hello!</s>"]]
-
-
-@pytest.mark.slow
-def test_mistral_writes_real_rows_with_the_ids_of_its_library(tekken, shared):
-    from packhouse.addons.renderers import _KEYS, Mistral
-
-    mistral = Mistral(tekken)
-
-    def ids_of(messages: list[Any], tools: Any) -> list[int]:
-        known = [{key: m[key] for key in _KEYS if key in m} for m in messages]
-        request = mistral._request.from_openai(known, tools)
-        return mistral._tokenizers["answer"].encode_chat_completion(request).tokens
-
-    def write(messages: list[Any], tools: Any) -> str:
-        return mistral.render(messages, tools, {}, False)
-
-    for file, form, number in FILES:
-        table = real_rows(shared, file, form, number)
-        done = Compared(tekken, table, write, template="mistral", reasoning="strip")
-        assert done.ids == [ids_of(*known) for known in done.prompts]
-        assert len(done.ids) > number
-        for said in refusals(done.rendered):
-            assert "InvalidToolSchema" in said or "InvalidMessage" in said or "only_think" in said
+# Real libraries.
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ def refusals(rendered: Any) -> list[str]:
 
 FILES = [
     ("glaive_toolcall_en_demo.json", "sharegpt", 8),
-    ("reason_tool_use_demo_50.jsonl", "chat", 10),
+    ("reason_tool_use_demo_50.jsonl", "chat", 12),
 ]
 """Rows with calls and with reasoning; a library takes 0.1 s for all prompts of one row."""
 

@@ -13,7 +13,7 @@ import schemas
 from packhouse.recipe import Recipe, load_recipe
 from packhouse.run.cache import Workspace
 from packhouse.run.chain import Prepared, prepare
-from packhouse.run.local_pool import LocalRunner
+from packhouse.run.step import LocalRunner
 from tests.prepared import DEMO
 
 

@@ -18,7 +18,7 @@ from packhouse.recipe import (
 from packhouse.render import make_renderer
 from packhouse.run.cache import Workspace
 from packhouse.run.chain import prepare
-from packhouse.run.local_pool import LocalRunner
+from packhouse.run.step import LocalRunner
 from packhouse.store import open_version
 from packhouse.system import plugins, worker
 from packhouse.tokenize import load_snapshot

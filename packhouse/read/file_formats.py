@@ -11,7 +11,7 @@ from typing import Literal
 import orjson
 
 from packhouse.errors import SourceError
-from packhouse.read.json_structure import split_elements
+from packhouse.read.records import split_elements
 from packhouse.recipe.source import FileFormat
 
 Compression = Literal["none", "gzip", "zstd"]

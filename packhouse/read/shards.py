@@ -25,13 +25,13 @@ from packhouse.read.files import (
     pin_of,
     source_name,
 )
-from packhouse.read.json_arrays import ArrayFile
 from packhouse.read.records import Records, Rows, gc_paused, unwrapped
 from packhouse.read.row_formats import check_fields, find_row_format, row_formats
 from packhouse.read.streams import CHUNK_BYTES, FileStream, read_range
 from packhouse.read.tabular import TABULAR, decode_head, parse_tables
 from packhouse.read.text_files import (
     MAX_RECORD_BYTES,
+    ArrayFile,
     LinesFile,
     NotInBlocksError,
     ObjectsFile,

@@ -27,6 +27,7 @@ from packhouse.read.chat_messages import (
     Turn,
     kind_of,
     read_messages,
+    read_tools,
     rename_messages,
     speaker_key,
     text_turn,
@@ -36,12 +37,10 @@ from packhouse.read.row_formats import (
     MESSAGE_FIELDS,
     Adapted,
     Names,
-    Naming,
     Row,
     RowFormat,
     aliases,
     check_present,
-    optional,
     optional_text,
 )
 from packhouse.recipe import SourceConfig
@@ -119,7 +118,7 @@ def _replies(message: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def build_trees(
-    rows: Sequence[Any], naming: Naming
+    rows: Sequence[Any], naming: Mapping[tuple[str, ...], Names]
 ) -> tuple[list[dict[str, Any]], list[tuple[int, str, str]]]:
     """Build trees from rows that name the message they reply to.
 
@@ -227,7 +226,7 @@ class Messages(RowFormat):
         messages = row[names[next(iter(self.required))]]
         if config.roles or not {"role", "content"}.isdisjoint(config.fields):
             messages = rename_messages(messages, self.speaker, config.fields, config.roles)
-        return [read_messages(messages, optional(row, names, "tools"), system)]
+        return [read_messages(messages, row.get(names.get("tools")), system)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -282,8 +281,9 @@ class FlatMessages(RowFormat):
         """Refuse a single row; see `read_all`."""
         raise BadRowError("tree", "the row is one message of a tree; set format: oasst_flat")
 
-    def read_all(self, rows: Rows, naming: Naming, config: SourceConfig) -> Adapted:
+    def read_all(self, rows: Rows, config: SourceConfig) -> Adapted:
         """Read the trees of a whole file, in the order of their first messages."""
+        naming = {keys: self.names(keys, config.fields) for keys in rows.layouts}
         roots, failures = build_trees(rows, naming)
         found: list[tuple[int, Conversation]] = []
         dropped: list[tuple[int, str, str]] = []
@@ -320,7 +320,7 @@ class Transcript(RowFormat):
 
     def holds(self, row: Row, names: Names) -> bool:
         """Return True if the text begins with a human's turn."""
-        return is_transcript(optional(row, names, "transcript"))
+        return is_transcript(row.get(names.get("transcript")))
 
     def read(self, row: Row, names: Names, config: SourceConfig) -> list[Conversation]:
         """Read the turns, after the row's system prompt."""
@@ -448,7 +448,7 @@ class Preference(_Sides):
 
 def _prompt(row: Row, names: Names) -> Conversation:
     """Read the row's prompt: messages, a transcript or a question; no turns without a prompt."""
-    value = optional(row, names, "prompt")
+    value = row.get(names.get("prompt"))
     if value in (None, "", []):
         return Conversation([])
     value = _messages_in_text(value)
@@ -486,7 +486,7 @@ def _whole(row: Row, names: Names, side: str, prompt: Conversation) -> Conversat
     system = optional_text(row, names, "system")
     if system and turns[:1] != [text_turn("system", system)]:
         turns.insert(0, text_turn("system", system))
-    tools = read_messages([], optional(row, names, "tools"), None).tools or prompt.tools
+    tools = read_tools(row.get(names.get("tools"))) or prompt.tools
     return Conversation(turns, tools, unread_fields=prompt.unread_fields | own.unread_fields)
 
 

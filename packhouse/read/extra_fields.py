@@ -63,20 +63,47 @@ def bounded(counts: Mapping[str, int]) -> dict[str, int]:
 
 
 def look_at_extra_fields(
-    rows: Rows, extra: ExtraFields, config: SourceConfig
+    rows: Rows,
+    extra: ExtraFields,
+    name_of: Callable[[int], str],
+    row_format: str,
+    config: SourceConfig,
+    uri: str,
 ) -> tuple[Counter[str], dict[int, tuple[str, str]]]:
     """Count the rows with a non-empty extra field, and find those with media.
+
+    Args:
+        rows: parsed rows.
+        extra: from `find_extra_fields`.
+        name_of: name of a row by its index, for messages: `line 18`.
+        row_format: their format.
+        config: the source.
+        uri: for messages.
 
     Returns:
         Field -> number of rows; index of each row with media that is not ignored -> reason and
         detail.
+
+    Raises:
+        SourceError: the `label` of a row of an `auto` source marks its answer as bad; the message
+            names the row and what to change in the recipe.
     """
+    checks_labels = config.format == "auto" and "label" not in config.ignored_fields
     counts: Counter[str] = Counter()
     media: dict[int, tuple[str, str]] = {}
     for index, row in enumerate(rows) if any(extra.values()) else ():
         if not isinstance(row, dict):
             continue
         held = [name for name in extra[tuple(row)] if row[name] not in _NOTHING]
+        if checks_labels and "label" in held and row["label"] is False:
+            raise SourceError(
+                f"source file '{uri}': {name_of(index)} has `label: false`, which marks a bad "
+                f"answer in data for KTO, and format '{row_format}' would train it as a good one. "
+                "Set `where: label` to leave out such rows, or `format: kto` and `pack: {strategy: "
+                "none}` to publish all rows with their labels. If the label means something else, "
+                f"set `format: {row_format}`",
+                uri=uri,
+            )
         counts.update(held)
         for name in held:
             if name not in config.ignored_fields and is_media(row[name]):
@@ -134,46 +161,6 @@ def drop_media_parts(rows: Rows) -> tuple[Rows, set[int]]:
         if num_parts > before:
             had_some.add(index)
     return (Rows(cleaned), had_some) if had_some else (rows, had_some)
-
-
-def check_labels(
-    rows: Rows,
-    name_of: Callable[[int], str],
-    extra: ExtraFields,
-    row_format: str,
-    config: SourceConfig,
-    uri: str,
-) -> None:
-    """Refuse an `auto` source with rows whose `label` marks their answer as bad.
-
-    Args:
-        rows: parsed rows.
-        name_of: name of a row by its index, for messages: `line 18`.
-        extra: from `find_extra_fields`.
-        row_format: the detected format.
-        config: the source.
-        uri: for messages.
-
-    Raises:
-        SourceError: there is one; the message names it and what to change in the recipe.
-    """
-    if config.format != "auto" or "label" in config.ignored_fields:
-        return
-    labelled = {keys for keys, names in extra.items() if "label" in names}
-    for index, row in enumerate(rows) if labelled else ():
-        if isinstance(row, dict) and tuple(row) in labelled and row["label"] is False:
-            said = f"source file '{uri}': {name_of(index)} {bad_answer_remedy(row_format)}"
-            raise SourceError(said, uri=uri)
-
-
-def bad_answer_remedy(row_format: str) -> str:
-    """Return what to do about rows with `label: false`, for a format that does not read it."""
-    return (
-        "has `label: false`, which marks a bad answer in data for KTO, and format "
-        f"'{row_format}' would train it as a good one. Set `where: label` to leave out such rows, "
-        "or `format: kto` and `pack: {strategy: none}` to publish all rows with their labels. If "
-        f"the label means something else, set `format: {row_format}`"
-    )
 
 
 # Text that nothing reads.

@@ -9,6 +9,7 @@ records and finds the cuts. It needs memory for two shards at most.
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -282,36 +283,35 @@ def for_parts(shard: SourceShard, rules: ValidateConfig, use: Callable[[Part], _
     Parts only bound memory. If they cannot be parsed separately (an array that is not valid JSON),
     the whole shard becomes one part, and earlier results of `use` are dropped.
     """
-    needs_all_rows = _needs_all_rows(shard)
+    data, parse = b"", None
+    blocks: Iterable[tuple[int, int, Records]]
     if shard.file_format in TABULAR:
         if pin_of(shard.uri) != (shard.file_size, shard.pin):
             raise _changed(shard)
         assert shard.num_rows is not None
         rows = (shard.row_start, shard.num_rows)
         tables = parse_tables(shard.uri, shard.file_format, *rows, shard.table)
-        if needs_all_rows:
+        if _needs_all_rows(shard):
             tables = iter([_joined(tables)])
-        return list(map(use, _parts(shard, b"", ((0, 0, records) for records in tables))))
-    data = read_shard_bytes(shard, shard.byte_end)
-    if hashlib.sha256(data).hexdigest() != shard.sha256:
-        raise _changed(shard)
-    text_file = TEXT_FILES[shard.file_format](shard.uri, header=shard.header)
+        blocks = ((0, 0, records) for records in tables)
+    else:
+        data = read_shard_bytes(shard, shard.byte_end)
+        if hashlib.sha256(data).hexdigest() != shard.sha256:
+            raise _changed(shard)
+        text_file = TEXT_FILES[shard.file_format](shard.uri, header=shard.header)
+        parse = partial(text_file.parse, data, rules.max_row_bytes, shard.num_rows)
+        blocks = text_file.blocks(data, rules.max_row_bytes)
+        if _needs_all_rows(shard):
+            blocks = [(0, len(data), parse())]
+    found, row = list[_T](), shard.row_start
     try:
-        if needs_all_rows:
-            raise NotInBlocksError
-        return list(map(use, _parts(shard, data, text_file.blocks(data, rules.max_row_bytes))))
+        for start, end, records in blocks:
+            found.append(use(Part(shard, row, shard.byte_start + start, data[start:end], records)))
+            row += records.num_records
     except NotInBlocksError:
-        records = text_file.parse(data, rules.max_row_bytes, shard.num_rows)
-        return [use(Part(shard, shard.row_start, shard.byte_start, data, records))]
-
-
-def _parts(
-    shard: SourceShard, data: bytes, blocks: Iterable[tuple[int, int, Records]]
-) -> Iterator[Part]:
-    row = shard.row_start
-    for start, end, records in blocks:
-        yield Part(shard, row, shard.byte_start + start, data[start:end], records)
-        row += records.num_records
+        assert parse is not None
+        return [use(Part(shard, shard.row_start, shard.byte_start, data, parse()))]
+    return found
 
 
 def _joined(tables: Iterable[Records]) -> Records:

@@ -16,6 +16,7 @@ side is better: their probabilities cancel out. Other layouts that are read:
     {"prompt": "1+1?", "response_a": "3", "response_b": "2", "winner": "b"}
 """
 
+import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -86,35 +87,24 @@ def tree_paths(root: dict[str, Any], which: Literal["best", "all"]) -> list[list
         if not isinstance(role, str) or not isinstance(text, str):
             raise BadRowError("type", "role or text of a message in the tree is not text")
         path = [*path, Said("user" if role == "prompter" else role, text, message)]
-        replies = [reply for reply in _replies(message) if not reply.get("deleted")]
+        replies = message.get("replies")
+        replies = [] if replies is None else value_of(replies)
+        if not isinstance(replies, list) or not all(isinstance(each, dict) for each in replies):
+            raise BadRowError("type", "replies is not a list of objects")
+        replies = [each for each in replies if not each.get("deleted")]
+        replies.sort(
+            key=lambda r: r["rank"] if isinstance(r.get("rank"), int | float) else math.inf
+        )
         if not replies:
             path = path if path[-1].role == "assistant" else path[:-1]
-            if path and (not found or _turns(path) != _turns(found[-1])):
+            if path and (
+                not found or [each[:2] for each in path] != [each[:2] for each in found[-1]]
+            ):
                 found.append(path)
         stack += [(reply, path) for reply in reversed(replies)]
     if not found:
         raise BadRowError("no_assistant", "the tree has no answer that is not deleted")
     return found
-
-
-def _turns(path: Sequence[Said]) -> list[tuple[str, str]]:
-    return [(said.role, said.text) for said in path]
-
-
-def _replies(message: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the replies to a message, best first."""
-    replies = message.get("replies")
-    if replies is None:
-        return []
-    replies = value_of(replies)
-    if not isinstance(replies, list) or not all(isinstance(reply, dict) for reply in replies):
-        raise BadRowError("type", "replies is not a list of objects")
-
-    def rank(reply: dict[str, Any]) -> float:
-        value = reply.get("rank")
-        return value if isinstance(value, int | float) else float("inf")
-
-    return sorted(replies, key=rank)
 
 
 def build_trees(
@@ -234,10 +224,7 @@ class BareMessages(RowFormat):
     """Rows that are themselves a list of messages."""
 
     takes_lists: ClassVar[bool] = True
-
-    def fits(self, keys: Collection[str], renamed: Mapping[str, str]) -> bool:
-        """Return False: a list has no keys; see `row_format_of`."""
-        return False
+    is_detected: ClassVar[bool] = False  # a list has no keys; see `row_format_of`
 
     def unread(self, keys: Collection[str], renamed: Mapping[str, str]) -> list[str]:
         """Return nothing: a list has no keys."""
@@ -252,9 +239,7 @@ class BareMessages(RowFormat):
 class MessageTree(RowFormat):
     """Message trees (OpenAssistant): one path, or every path, from the prompt to an answer."""
 
-    def unread(self, keys: Collection[str], renamed: Mapping[str, str]) -> list[str]:
-        """Return the keys that are not fields of a tree's messages."""
-        return [key for key in super().unread(keys, renamed) if key not in ("deleted", "rank")]
+    ignored: ClassVar[tuple[str, ...]] = ("deleted", "rank")
 
     def read(self, row: Row, names: Names, config: SourceConfig) -> list[Conversation]:
         """Read the best path, or all paths, best first."""
@@ -490,17 +475,11 @@ def _whole(row: Row, names: Names, side: str, prompt: Conversation) -> Conversat
     return Conversation(turns, tools, unread_fields=prompt.unread_fields | own.unread_fields)
 
 
-class _Stated(RowFormat):
-    """Formats that the recipe must name: `auto` reads such rows as ordinary answers."""
-
-    def fits(self, keys: Collection[str], renamed: Mapping[str, str]) -> bool:
-        """Return False: only the recipe can ask for rejected answers."""
-        return False
-
-
 @dataclass(frozen=True, kw_only=True)
-class Pairs(_Stated, _Sides):
+class Pairs(_Sides):
     """A prompt with a chosen and a rejected answer, which are both read, the chosen one first."""
+
+    is_detected: ClassVar[bool] = False  # `auto` reads such rows as ordinary answers
 
     def read(self, row: Row, names: Names, config: SourceConfig) -> list[Conversation]:
         """Read both sides; the prompt is a field of the row, or the turns that both begin with."""
@@ -521,8 +500,10 @@ class Pairs(_Stated, _Sides):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kto(_Stated):
+class Kto(RowFormat):
     """A prompt with an answer and a label: good (1) or bad (0)."""
+
+    is_detected: ClassVar[bool] = False  # `auto` reads such rows as ordinary answers
 
     def read(self, row: Row, names: Names, config: SourceConfig) -> list[Conversation]:
         """Read the prompt and the answer, with the verdict as the label."""

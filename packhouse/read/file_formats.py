@@ -168,8 +168,12 @@ def format_of(head: bytes, name: str, wanted: FileFormat | Literal["auto"], uri:
     elif text.startswith(b"[") and not rest.strip() and value and isinstance(value[0], dict):
         num_rows = 0 if {"role", "from"} & value[0].keys() else len(value)
     found: FileFormat
-    if wanted == "auto" and named in ("json", "jsonl", None) and _is_bare_array(text, is_json):
-        return "json"
+    if wanted == "auto" and named in ("json", "jsonl", None) and text[:1] == b"{" and not is_json:
+        # Objects with commas between them, or several on one line: an array without brackets.
+        for comma in split_elements(text).commas[:1].tolist():
+            after = text[comma:].removeprefix(b",").lstrip()
+            if after[:1] == b"{" and (after != text[comma:] or b"\n" not in text.rstrip()):
+                return "json"
     if named not in ("json", None):
         found = named
         if named == "jsonl" and wanted == "auto" and num_rows:
@@ -206,16 +210,6 @@ def format_of(head: bytes, name: str, wanted: FileFormat | Literal["auto"], uri:
             uri=uri,
         )
     return found
-
-
-def _is_bare_array(text: bytes, is_row: bool) -> bool:
-    """Return True if a text is objects separated by commas, or several objects on one line."""
-    if is_row or not text.startswith(b"{"):
-        return False
-    for comma in split_elements(text).commas[:1].tolist():
-        rest = text[comma:].removeprefix(b",").lstrip()
-        return rest[:1] == b"{" and (rest != text[comma:] or b"\n" not in text.rstrip())
-    return False
 
 
 def _what_is(head: bytes) -> str:

@@ -58,7 +58,15 @@ def find_files(config: SourceConfig) -> list[SourceFile]:
     path = config.path
     scheme = _check_uri(path)
     if scheme in ("", "file"):
-        files = _find_local(Path(path.removeprefix("file://")).expanduser())
+        local = Path(path.removeprefix("file://")).expanduser()
+        with file_errors(str(local)):
+            if _GLOB.search(str(local)) and not local.exists():
+                files = _local_glob(local)
+            elif local.is_dir():
+                inside = sorted(local.rglob("*"))
+                files = [_local(p, local) for p in inside if _is_data(p.relative_to(local))]
+            else:
+                files = [_local(local, local.parent)]
     elif scheme == "hf":
         files = find_on_hub(path)
     else:
@@ -203,17 +211,6 @@ def _check_uri(path: str) -> str:
             f"supported. Use a local path, s3://, gs://, az:// or hf://, or download the file first"
         )
     return parts.scheme
-
-
-def _find_local(path: Path) -> list[SourceFile]:
-    text = str(path)
-    with file_errors(text):
-        if _GLOB.search(text) and not path.exists():
-            return _local_glob(path)
-        if path.is_dir():
-            found = sorted(path.rglob("*"))
-            return [_local(p, path) for p in found if _is_data(p.relative_to(path))]
-        return [_local(path, path.parent)]
 
 
 def _local_glob(pattern: Path) -> list[SourceFile]:
@@ -437,55 +434,51 @@ def _glob_to_regex(pattern: str) -> re.Pattern[str]:
 @contextmanager
 def _hub_errors(wanted: HubPath) -> Iterator[None]:
     """Turn errors of the Hub's client into ours."""
+    from huggingface_hub import errors
+
     try:
         yield
     except Exception as error:
-        ours = _as_ours(error, wanted)
-        if ours is None:
+        repo = f"hf://datasets/{wanted.repo}"
+        response = getattr(error, "response", None)
+        status = 0 if response is None else response.status_code
+        has_token = bool(hub_options()["token"])
+        if isinstance(error, errors.GatedRepoError):
+            why = (
+                f"{repo} is gated. Request access on its page, and set HF_TOKEN to a token of that "
+                "account"
+            )
+        elif isinstance(error, errors.RevisionNotFoundError):
+            why = f"{repo} has no revision '{wanted.revision}'"
+        elif isinstance(error, errors.OfflineModeIsEnabled):
+            why = (
+                "HF_HUB_OFFLINE is set, so only files in the cache can be read, and only by commit "
+                "(@ and its 40 digits)"
+            )
+        elif (
+            isinstance(error, errors.LocalEntryNotFoundError | ConnectionError | TimeoutError)
+            or type(error).__module__.split(".")[0] in _HUB_CLIENTS
+        ):
+            raise TransientError(
+                f"source '{wanted.uri}': the Hub cannot be reached, and the file is not in the "
+                f"cache ({first_line(error)}). Check the network and HF_ENDPOINT"
+            ) from None
+        elif isinstance(error, errors.EntryNotFoundError):
+            why = "the repository has no such file"
+        elif not isinstance(error, errors.HfHubHTTPError):
             raise
-        raise ours from None
-
-
-def _as_ours(error: Any, wanted: HubPath) -> PackhouseError | None:
-    from huggingface_hub import errors
-
-    repo = f"hf://datasets/{wanted.repo}"
-    response = getattr(error, "response", None)
-    status = 0 if response is None else response.status_code
-    has_token = bool(hub_options()["token"])
-    if isinstance(error, errors.GatedRepoError):
-        why = (
-            f"{repo} is gated. Request access on its page, and set HF_TOKEN to a token of that "
-            "account"
-        )
-    elif isinstance(error, errors.RevisionNotFoundError):
-        why = f"{repo} has no revision '{wanted.revision}'"
-    elif isinstance(error, errors.OfflineModeIsEnabled):
-        why = (
-            "HF_HUB_OFFLINE is set, so only files in the cache can be read, and only by commit (@ "
-            "and its 40 digits)"
-        )
-    elif (
-        isinstance(error, errors.LocalEntryNotFoundError | ConnectionError | TimeoutError)
-        or type(error).__module__.split(".")[0] in _HUB_CLIENTS
-    ):
-        return TransientError(
-            f"source '{wanted.uri}': the Hub cannot be reached, and the file is not in the cache "
-            f"({first_line(error)}). Check the network and HF_ENDPOINT"
-        )
-    elif isinstance(error, errors.EntryNotFoundError):
-        why = "the repository has no such file"
-    elif not isinstance(error, errors.HfHubHTTPError):
-        return None
-    elif status == 429 or status >= 500:
-        return TransientError(f"source '{wanted.uri}': the Hub returned {status}", uri=wanted.uri)
-    elif status in (401, 403) and has_token:
-        why = f"HF_TOKEN is invalid or has no access to {repo} ({status})"
-    elif status in (401, 403):
-        why = f"{repo} is private or does not exist ({status}). To read a private one, set HF_TOKEN"
-    elif isinstance(error, errors.RepositoryNotFoundError):
-        unseen = ", or HF_TOKEN has no access to it" if has_token else ""
-        why = f"{repo} does not exist{unseen}. Check its name"
-    else:
-        why = f"the Hub refused the request ({status})"
-    return SourceError(f"source '{wanted.uri}': {why}", uri=wanted.uri)
+        elif status == 429 or status >= 500:
+            raise TransientError(
+                f"source '{wanted.uri}': the Hub returned {status}", uri=wanted.uri
+            ) from None
+        elif status in (401, 403) and has_token:
+            why = f"HF_TOKEN is invalid or has no access to {repo} ({status})"
+        elif status in (401, 403):
+            why = f"{repo} is private or does not exist ({status}). "
+            why += "To read a private one, set HF_TOKEN"
+        elif isinstance(error, errors.RepositoryNotFoundError):
+            unseen = ", or HF_TOKEN has no access to it" if has_token else ""
+            why = f"{repo} does not exist{unseen}. Check its name"
+        else:
+            why = f"the Hub refused the request ({status})"
+        raise SourceError(f"source '{wanted.uri}': {why}", uri=wanted.uri) from None

@@ -128,6 +128,10 @@ class RowFormat(ABC):
     """True if a row can only be read together with the other rows of its file."""
     takes_lists: ClassVar[bool] = False
     """True if a row can be a list."""
+    is_detected: ClassVar[bool] = True
+    """False if rows have this format only if the recipe names it."""
+    ignored: ClassVar[tuple[str, ...]] = ()
+    """Keys that the format does not read because they follow from the others."""
 
     def names(self, keys: Collection[str], renamed: Mapping[str, str]) -> dict[str, str]:
         """Map our fields to the file's fields, for those among `keys`.
@@ -153,12 +157,12 @@ class RowFormat(ABC):
 
     def unread(self, keys: Collection[str], renamed: Mapping[str, str]) -> list[str]:
         """Return the keys that the format does not read."""
-        read = set(self.names(keys, renamed).values())
+        read = {*self.names(keys, renamed).values(), *self.ignored}
         return [key for key in keys if key not in read]
 
     def fits(self, keys: Collection[str], renamed: Mapping[str, str]) -> bool:
         """Return True if rows with these keys may have this format; `holds` checks the values."""
-        return self.required.keys() <= self.names(keys, renamed).keys()
+        return self.is_detected and self.required.keys() <= self.names(keys, renamed).keys()
 
     def holds(self, row: Row, names: Names) -> bool:
         """Return True if the values of a row with fitting keys have this format."""
@@ -247,10 +251,7 @@ class Mixed(RowFormat):
     """Rows of several formats, each read by the first one that fits."""
 
     takes_lists: ClassVar[bool] = True
-
-    def fits(self, keys: Collection[str], renamed: Mapping[str, str]) -> bool:
-        """Return False: only the recipe can declare that a file mixes formats."""
-        return False
+    is_detected: ClassVar[bool] = False
 
     def unread(self, keys: Collection[str], renamed: Mapping[str, str]) -> list[str]:
         """Return the keys that no format which fits the row reads."""

@@ -189,17 +189,7 @@ def _scan_file(
             uri=file.uri,
         )
     whole = replace(whole, file_sha256=stream.stored_sha256.hexdigest(), header=text_file.header)
-    shards = [
-        replace(
-            whole,
-            byte_start=cut.start,
-            byte_end=cut.end,
-            row_start=cut.row_start,
-            num_rows=cut.num_rows,
-            sha256=cut.sha256,
-        )
-        for cut in cuts
-    ]
+    shards = [replace(whole, **asdict(cut)) for cut in cuts]
     row_format: str = config.format
     if row_format == "auto" and not config.is_reshaped:
         sample = text_file.sample(head[:HEAD_BYTES].removeprefix(BOM))

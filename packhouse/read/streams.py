@@ -12,7 +12,6 @@ that byte.
 import codecs
 import hashlib
 import os
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import IO, Any
@@ -149,10 +148,17 @@ def read_range(
                 start += len(chunk)
             return parts[0] if len(parts) == 1 else b"".join(parts)
     key = (uri, compression, pin, encoding)
-    cursor = _CURSORS.take(key, start) or _Cursor(FileStream(uri, compression, encoding))
+    cursor = _Cursor(FileStream(uri, compression, encoding))
+    known = [item for item in tuple(_IDLE) if item[0] == key and item[1].position <= start]
+    for item in sorted(known, key=lambda item: item[1].position, reverse=True):
+        with suppress(ValueError):  # another thread took it meanwhile
+            _IDLE.remove(item)
+            cursor = item[1]
+            break
     data = cursor.read(start, end)
     if len(data) == end - start:
-        _CURSORS.keep(key, cursor)
+        _IDLE.append((key, cursor))
+        del _IDLE[:-_MAX_IDLE]
     return data
 
 
@@ -165,7 +171,7 @@ class _Cursor:
         self.position = 0  # of the chunk's first byte
 
     def read(self, start: int, end: int) -> bytes:
-        """Bytes [start, end); `start` is not before the position."""
+        """Return bytes [start, end); `start` is not before the position."""
         # Chunks of 4 bytes: read(2, 6) -> bytes 2:4 of the first and 0:2 of the second, whose rest
         # is kept with position 6.
         parts = []
@@ -181,41 +187,10 @@ class _Cursor:
                 return b"".join(parts)
 
 
-_Key = tuple[str, str, str, str]
-_MAX_CURSORS = 8
-
-
-class _Cursors:
-    """Idle streams of this process; the least recently used ones are closed."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.idle: list[tuple[_Key, _Cursor]] = []
-
-    def take(self, key: _Key, start: int) -> _Cursor | None:
-        """Return the stream of this file with the last position before `start`."""
-        with self.lock:
-            known = [item for item in self.idle if item[0] == key and item[1].position <= start]
-            if not known:
-                return None
-            nearest = max(known, key=lambda item: item[1].position)
-            self.idle.remove(nearest)
-            return nearest[1]
-
-    def keep(self, key: _Key, cursor: _Cursor) -> None:
-        """Keep a stream for the next read."""
-        with self.lock:
-            self.idle.append((key, cursor))
-            del self.idle[:-_MAX_CURSORS]
-
-    def forget(self) -> None:
-        """Drop all streams in a forked child, because the parent uses the same open files."""
-        self.lock = threading.Lock()
-        self.idle = []
-
-
-_CURSORS = _Cursors()
-os.register_at_fork(after_in_child=_CURSORS.forget)
+_MAX_IDLE = 8
+_IDLE: list[tuple[tuple[str, str, str, str], _Cursor]] = []
+"""Open streams and what they were opened with, the least recently used first."""
+os.register_at_fork(after_in_child=_IDLE.clear)  # because the parent uses the same open files
 
 
 def lines_at(uri: str, offsets: Sequence[int], encoding: str = "utf-8") -> list[int]:

@@ -80,7 +80,8 @@ def parse_tables(
     if not num_rows:
         yield Records(Rows(), np.arange(0), 0)
         return
-    for batch in decode_rows(uri, file_format, row_start, row_start + num_rows, table):
+    call = partial(_rows, uri, file_format, row_start, row_start + num_rows, table)
+    for batch in _decode(uri, call):
         bad: dict[int, dict[str, str]] = {}
         if file_format in WITH_FAULTS:
             faults = batch.column(-1).to_pylist()
@@ -133,20 +134,6 @@ def decode_head(
         TransientError: the storage did not answer.
     """
     return _decode(uri, partial(_head, uri, file_format, num_rows, table))
-
-
-def decode_rows(
-    uri: str, file_format: str, first: int, end: int, table: str | None = None
-) -> Iterator[pa.RecordBatch]:
-    """Yield rows [first, end) of a file in batches of at most `BATCH_BYTES`.
-
-    For the formats `WITH_FAULTS`, the last column marks bad rows.
-
-    Raises:
-        SourceError: the file is damaged or exceeds a limit, which the message names.
-        TransientError: the storage did not answer.
-    """
-    return _decode(uri, partial(_rows, uri, file_format, first, end, table))
 
 
 def _decode(uri: str, call: Callable[[], Any]) -> Iterator[Any]:

@@ -57,8 +57,8 @@ _IS_SPACE = np.isin(np.arange(256), list(b" \t\n\r\v\f"))
 class Cut:
     """One shard: bytes [start, end) of the uncompressed file."""
 
-    start: int
-    end: int
+    byte_start: int
+    byte_end: int
     row_start: int
     num_rows: int | None
     sha256: str

@@ -12,7 +12,7 @@ are computed from contents, depend on the ids and the mask:
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -38,16 +38,13 @@ class TokenRows(RowFormat):
     """Rows of token ids, each of which is one record or several packed ones."""
 
     answers: Answers = "tokens"
+    ignored: ClassVar[tuple[str, ...]] = ("length", "num_tokens")  # they follow from the ids
 
     def fits(self, keys: Collection[str], renamed: Mapping[str, str]) -> bool:
         """Return True for ids with a mask, and for ids with only per-token columns."""
         names = self.names(keys, renamed)
         has_mask = not names.keys().isdisjoint(_TRAINED)
         return "input_ids" in names and (has_mask or len(names) == len(keys))
-
-    def unread(self, keys: Collection[str], renamed: Mapping[str, str]) -> list[str]:
-        """Return the keys that are not token columns; a length follows from the ids."""
-        return [key for key in super().unread(keys, renamed) if key not in ("length", "num_tokens")]
 
     def read(self, row: Row, names: Names, config: SourceConfig) -> list[Conversation]:
         """Read the record, or the packed records, of a row."""

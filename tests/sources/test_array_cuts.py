@@ -57,7 +57,7 @@ def test_a_broken_element_is_cut_by_structure():
     data = b'{"a": 1}, {"a": nonsense}, {"a": 2}, {"a": 3}'
     (cut, *_) = ArrayFile("file", 30).cut([b"[" + data])
 
-    assert (cut.start, cut.end, cut.num_rows) == (1, 26, 2)
+    assert (cut.byte_start, cut.byte_end, cut.num_rows) == (1, 26, 2)
 
 
 def test_a_last_shard_of_the_size_of_another_is_counted_by_itself(read_bytes):

@@ -322,7 +322,7 @@ def _first_rows(
     """Return the rows in the first bytes that can be parsed, without a truncated last one."""
     text_file = TEXT_FILES[file_format](file.uri, 2 * HEAD_BYTES)
     (cut,) = text_file.cut([head])
-    rows = text_file.parse(head[cut.start : cut.end], HEAD_BYTES).rows
+    rows = text_file.parse(head[cut.byte_start : cut.byte_end], HEAD_BYTES).rows
     return rows if is_whole or len(rows) < 2 else rows[:-1]
 
 
@@ -405,7 +405,7 @@ def _beginning(found: Survey) -> Iterator[Records]:
         file.uri, 2 * len(data), rows_at=settings.get("rows_at")
     )
     (cut,) = text_file.cut([data])
-    records = text_file.parse(data[cut.start : cut.end], _MAX_ROW_BYTES)
+    records = text_file.parse(data[cut.byte_start : cut.byte_end], _MAX_ROW_BYTES)
     records.failures = records.failures[:-1]  # the truncated last record
     yield records
 

@@ -99,11 +99,23 @@ class Recipe(Section):
         return f'{PAGE_STYLE}<div class="packhouse"><b>Recipe</b>{table}{preview}</div>'
 
     @model_validator(mode="after")
-    def _a_label_is_of_one_record(self) -> Self:
+    def _settings_agree(self) -> Self:
         if self.format.template == "sequence_classification" and self.pack.strategy != "none":
             raise ValueError(
                 "format.template sequence_classification has one label per record, which packing "
                 f"would lose; pack.strategy is {self.pack.strategy}. Set pack.strategy: none"
+            )
+        weighted = [source.path for source in self.sources if source.is_weighted]
+        if weighted and self.format.template == "sequence_classification":
+            raise ValueError(
+                f"source '{weighted[0]}' has a loss_weight, but template sequence_classification "
+                "trains no tokens. Remove it and weight the classes in the trainer"
+            )
+        is_split = self.split.eval_fraction or self.split.eval_count
+        if self.audit.benchmarks and self.audit.on_match == "same_side" and not is_split:
+            raise ValueError(
+                "audit.on_match same_side moves rows to eval, but the recipe has no eval split. "
+                "Set split.eval_fraction or split.eval_count, or use on_match: drop"
             )
         return self
 
@@ -146,26 +158,6 @@ class Recipe(Section):
         for name in {each.format for each in self.publish.exports} - {"arrow", "trl"}:
             raise ValueError(
                 f"export {name} would train rejected answers like chosen ones. Use trl or arrow"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _a_weight_is_of_trained_tokens(self) -> Self:
-        weighted = [source.path for source in self.sources if source.is_weighted]
-        if weighted and self.format.template == "sequence_classification":
-            raise ValueError(
-                f"source '{weighted[0]}' has a loss_weight, but template sequence_classification "
-                "trains no tokens. Remove it and weight the classes in the trainer"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _matches_have_a_side(self) -> Self:
-        is_split = self.split.eval_fraction or self.split.eval_count
-        if self.audit.benchmarks and self.audit.on_match == "same_side" and not is_split:
-            raise ValueError(
-                "audit.on_match same_side moves rows to eval, but the recipe has no eval split. "
-                "Set split.eval_fraction or split.eval_count, or use on_match: drop"
             )
         return self
 

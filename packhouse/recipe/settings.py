@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -88,6 +89,10 @@ Role = Literal["system", "user", "assistant", "tool"]
 PipelineChoice = Literal["file", "class"]
 
 
+def _in_order(names: list[Any]) -> list[Any]:
+    return sorted(set(names))  # the order of the list must not change the version ID
+
+
 class ValidateConfig(Section):
     """Rules for rows, and the share of bad rows at which a run fails."""
 
@@ -106,15 +111,10 @@ class ValidateConfig(Section):
     allow_ends_on_user: bool = False
     """Keep conversations that end with a user turn. That turn is not trained."""
 
-    refused_orders: Annotated[list[TurnOrder], Field(max_length=4)] = []
+    refused_orders: Annotated[list[TurnOrder], Field(max_length=4), AfterValidator(_in_order)] = []
     """Turn orders that quarantine a row: `system_not_first`, `starts_with_assistant`,
     `consecutive_user`, `consecutive_assistant`. By default, every order is accepted that the
     template can write without losing content."""
-
-    @field_validator("refused_orders")
-    @classmethod
-    def _sorted(cls, orders: list[TurnOrder]) -> list[TurnOrder]:
-        return sorted(set(orders))  # the order of the list must not change the version ID
 
 
 CHAT_TEMPLATES = ("chat", "mistral_system", *RENDERERS)
@@ -187,7 +187,7 @@ class FormatConfig(Section):
     """Which turns are trained. `all` trains every token. The `weight` or `train` of a message
     overrides it."""
 
-    never_train: Annotated[list[Role], Field(max_length=4)] = []
+    never_train: Annotated[list[Role], Field(max_length=4), AfterValidator(_in_order)] = []
     """Roles whose turns, including headers, are not trained with `train_on: all`."""
 
     reasoning: Literal["keep", "strip", "train_last"] = "keep"
@@ -257,11 +257,6 @@ class FormatConfig(Section):
             )
         ordered: dict[str, Any] = json.loads(text)
         return ordered
-
-    @field_validator("never_train")
-    @classmethod
-    def _in_order(cls, roles: list[Role]) -> list[Role]:
-        return sorted(set(roles))  # the order of the list must not change the version ID
 
     @model_validator(mode="after")
     def _agree(self) -> Self:

@@ -105,7 +105,18 @@ def read_messages(messages: object, tools: object, system: str | None) -> Conver
             raise BadRowError(bad[0], f"the messages are JSON text with a fault: {bad[1]}")
     if not isinstance(messages, list):
         raise BadRowError("type", f"the messages are {kind_of(messages)}, not a list")
-    turns = [_read_message(message, number) for number, message in enumerate(messages)]
+    turns: list[Turn] = []
+    for number, message in enumerate(messages):
+        if type(message) is dict and len(message) == 2:  # most messages: only a role and text
+            is_role = "role" in message
+            role = message.get("role" if is_role else "from")
+            value = message.get("content" if is_role else "value")
+            if type(role) is str and type(value) is str and role not in _CALL_ROLES:
+                turns.append(
+                    (_ROLES.get(role, role), value, None, None, None, None, None, None, None)
+                )
+                continue
+        turns.append(_read_message(message, number))
     if system and not (turns and turns[0][:2] == ("system", system)):
         turns.insert(0, text_turn("system", system))
     unread: frozenset[str] = frozenset()
@@ -192,9 +203,6 @@ def _read_message(message: object, number: int) -> Turn:
     if type(raw_role) is not str:
         raise BadRowError("type", f"message {number}: role is {kind_of(raw_role)}, not text")
     role = _ROLES.get(raw_role, raw_role)
-    # The common case first: only a role and text.
-    if type(value) is str and len(message) == 2 and raw_role not in _CALL_ROLES:
-        return role, value, None, None, None, None, None, None, None
     calls: list[object] = []
     if message.get("tool_calls") not in (None, []):
         calls += _read_calls(message["tool_calls"], number)

@@ -78,7 +78,20 @@ class FileStream:
             bytes_out = 0
             stored = pa.PythonFile(self, mode="r")
             reader = pa.CompressedInputStream(stored, self.compression)
-            while chunk := self._decompress(reader):
+            while True:
+                try:
+                    chunk = reader.read(CHUNK_BYTES)
+                except OSError as error:
+                    if self._storage_error is not None:
+                        raise self._storage_error from None
+                    raise SourceError(
+                        f"the {self.compression} stream of source file '{self.uri}' is damaged, "
+                        f"truncated or followed by garbage ({error}). Download or compress it "
+                        "again",
+                        uri=self.uri,
+                    ) from None
+                if not chunk:
+                    return
                 bytes_out += len(chunk)
                 if bytes_out > max(_RATIO_FREE_BYTES, MAX_RATIO * self.stored_bytes):
                     raise SourceError(
@@ -102,19 +115,6 @@ class FileStream:
 
     def close(self) -> None:
         """Do nothing: iteration closes the file."""
-
-    def _decompress(self, reader: pa.CompressedInputStream) -> bytes:
-        try:
-            chunk: bytes = reader.read(CHUNK_BYTES)
-        except OSError as error:
-            if self._storage_error is not None:
-                raise self._storage_error from None
-            raise SourceError(
-                f"the {self.compression} stream of source file '{self.uri}' is damaged, truncated "
-                f"or followed by garbage ({error}). Download or compress it again",
-                uri=self.uri,
-            ) from None
-        return chunk
 
 
 def read_range(

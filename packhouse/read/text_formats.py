@@ -58,8 +58,16 @@ class TextFields(RowFormat):
         reasoning = optional_text(row, names, "reasoning") or None
         system = optional_text(row, names, "system")
         turns = [text_turn("system", system)] if system else []
-        for question, answer in _read_history(row.get(names.get("history"))):
-            turns += [text_turn("user", question), text_turn("assistant", answer)]
+        history = row.get(names.get("history"))
+        history = [] if history in (None, "") else value_of(history)
+        if not isinstance(history, list):
+            raise BadRowError("type", f"history is {kind_of(history)}, not a list of pairs")
+        for pair in history:
+            is_pair = isinstance(pair, list) and len(pair) == 2
+            if not is_pair or not all(isinstance(text, str) for text in pair):
+                detail = "history is not a list of [question, answer] pairs of text"
+                raise BadRowError("type", detail)
+            turns += [text_turn("user", pair[0]), text_turn("assistant", pair[1])]
         for role, ours in self.turns:
             aside = (context, None) if role == "user" else (None, reasoning)
             turns.append((role, row[names[ours]], *aside, None, None, None, None, None))
@@ -123,20 +131,6 @@ class TextFields(RowFormat):
             labels=pa.array(labels, pa.int64()),
             origin=np.arange(num_rows),
         )
-
-
-def _read_history(value: object) -> list[list[str]]:
-    """Return earlier turns as [question, answer] pairs."""
-    if value is None or value == "":
-        return []
-    value = value_of(value)
-    if not isinstance(value, list):
-        raise BadRowError("type", f"history is {kind_of(value)}, not a list of pairs")
-    for pair in value:
-        is_pair = isinstance(pair, list) and len(pair) == 2
-        if not is_pair or not all(isinstance(text, str) for text in pair):
-            raise BadRowError("type", "history is not a list of [question, answer] pairs of text")
-    return value
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -147,26 +147,20 @@ def _weights(ids: Ints, per_token: Mapping[str, npt.NDArray[Any]]) -> Weights:
             weights *= mask if name == "loss_mask" else mask > 0
     labels = per_token.get("labels")
     if labels is not None:
-        _check_labels(ids, labels)
         weights[labels == -100] = 0
+        if (wrong := (labels != -100) & (labels != ids)).any():
+            at = int(np.argmax(wrong))
+            detail = f"label {at:,} is {labels[at]}, but token {at:,} is {ids[at]}"
+            for what, own, others in (
+                ("next", labels[:-1], ids[1:]),
+                ("previous", labels[1:], ids[:-1]),
+            ):
+                if (own != -100).any() and (own[own != -100] == others[own != -100]).all():
+                    detail += f" (labels are shifted: each is the {what} token)"
+                    break
+            detail += "; a label is its token or -100, and trainers shift them"
+            raise BadRowError("labels", detail)
     return weights
-
-
-def _check_labels(ids: Ints, labels: Ints) -> None:
-    """Refuse labels that are neither -100 nor their token; the detail tells if they are shifted."""
-    is_trained = labels != -100
-    if not (wrong := is_trained & (labels != ids)).any():
-        return
-    at = int(np.argmax(wrong))
-    detail = f"label {at:,} is {labels[at]}, but token {at:,} is {ids[at]}"
-    for what, own, others in (
-        ("next", labels[:-1], ids[1:]),
-        ("previous", labels[1:], ids[:-1]),
-    ):
-        if (own != -100).any() and (own[own != -100] == others[own != -100]).all():
-            detail += f" (labels are shifted: each is the {what} token)"
-            break
-    raise BadRowError("labels", f"{detail}; a label is its token or -100, and trainers shift them")
 
 
 def _starts(

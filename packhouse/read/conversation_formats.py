@@ -1,20 +1,4 @@
-r"""Formats whose rows are conversations: messages, message trees, transcripts, preferences.
-
-Three formats read preferences. `preference` reads only the chosen answer, which is trained like any
-other. `pairs` reads both answers, and `kto` reads one answer with its verdict; each becomes a
-conversation that ends with one assistant turn. The turns before it are the prompt, with weight 0,
-so that they are not trained:
-
-    {"prompt": "1+1?", "chosen": "2", "rejected": "3"}
-    -> [user "1+1?" weight 0, assistant "2"], [user "1+1?" weight 0, assistant "3"]
-
-The prompt of a pair is everything that both sides begin with. Shared turns say nothing about which
-side is better: their probabilities cancel out. Other layouts that are read:
-
-    {"input": {"messages": [...]}, "preferred_output": [...], "non_preferred_output": [...]}
-    {"conversations": [...], "chosen": {"from": "gpt", ...}, "rejected": {"from": "gpt", ...}}
-    {"prompt": "1+1?", "response_a": "3", "response_b": "2", "winner": "b"}
-"""
+"""Formats whose rows are conversations: messages, message trees, transcripts, preferences."""
 
 import math
 import re
@@ -369,7 +353,20 @@ def _form_of(text: str) -> re.Pattern[str] | None:
     return None
 
 
-# Preferences, described at the top of this file.
+# Three formats read preferences. `preference` reads only the chosen answer, which is trained like
+# any other. `pairs` reads both answers, and `kto` reads one answer with its verdict; each becomes
+# a conversation that ends with one assistant turn. The turns before it are the prompt, with
+# weight 0, so that they are not trained:
+#
+#     {"prompt": "1+1?", "chosen": "2", "rejected": "3"}
+#     -> [user "1+1?" weight 0, assistant "2"], [user "1+1?" weight 0, assistant "3"]
+#
+# The prompt of a pair is everything that both sides begin with. Shared turns say nothing about
+# which side is better: their probabilities cancel out. Other layouts that are read:
+#
+#     {"input": {"messages": [...]}, "preferred_output": [...], "non_preferred_output": [...]}
+#     {"conversations": [...], "chosen": {"from": "gpt", ...}, "rejected": {"from": "gpt", ...}}
+#     {"prompt": "1+1?", "response_a": "3", "response_b": "2", "winner": "b"}
 
 
 _ANSWER = "response|answer|output|completion|candidate|reply|conversation"

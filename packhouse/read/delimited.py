@@ -27,7 +27,7 @@ in `1\\n2\\n...`."""
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")
 _QUOTE, _NEWLINE, _RETURN = b'"\n\r'
-csv.field_size_limit(2**29)
+csv.field_size_limit(2**29)  # by default, Python refuses fields over 131,072 characters
 
 
 class CommaFile(TextFile):

@@ -174,10 +174,10 @@ _MIN_WORDS = 4
 _MIN_LETTERS = 10
 UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]")
 """Letters of scripts without spaces: Thai, Lao, Burmese, Khmer, Japanese, Chinese."""
+# A word, from its first letter.
 _WORD = re.compile(r"[^\W\d_]\S*")
-"""A word, from its first letter."""
+# Texts of a field or conversation that are compared, and fields of a shard: bound time and memory.
 _MAX_PIECES = 200
-"""Texts of a field or conversation that are compared. Bounds time."""
 _MAX_FIELDS = 1000
 
 
@@ -207,11 +207,7 @@ class UnreadText:
 
 @dataclass(slots=True)
 class UnreadTexts:
-    """Counts fields with text that nothing reads, in the rows of a shard.
-
-    A field does not count if its text is part of what is read from its row, or consists of what is
-    read and words that repeat in other rows: `text` is often the prompt and answer in a template.
-    """
+    """Counts fields with text that nothing reads, in the rows of a shard."""
 
     config: SourceConfig
     _rows: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
@@ -270,6 +266,10 @@ class UnreadTexts:
                 found[index] = texts
         if found:
             self._compare(found, adapted, arguments, place_of)
+
+    # A field does not count if its text is part of what is read from its row, or consists of what
+    # is read and words that repeat in other rows: `text` is often the prompt and answer in a
+    # template. So the hash of what remains is kept, and `result` drops those that repeat.
 
     def _compare(
         self,

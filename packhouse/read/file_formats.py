@@ -30,6 +30,7 @@ FORMATS_BY_ENDING: dict[str, FileFormat] = {
 }
 """Endings that a folder is searched for, also with `.gz` or `.zst` added."""
 
+# Read only by name: folders of data often have files with these endings and other contents.
 _NAMED_ONLY: dict[str, FileFormat] = {
     "xlsx": "xlsx",
     "ods": "xlsx",
@@ -38,8 +39,6 @@ _NAMED_ONLY: dict[str, FileFormat] = {
     "db": "sqlite",
     "duckdb": "duckdb",
 }
-"""Endings of files that are read only by name: folders of data often have such files with other
-contents."""
 
 _COMPRESSIONS: tuple[tuple[Compression, bytes, str], ...] = (
     ("gzip", b"\x1f\x8b", ".gz"),

@@ -3,13 +3,6 @@
 Local paths use the standard library; s3fs, obstore and the Hub's client are imported on first use,
 with credentials from the environment only. Anything but a plain file (symbolic links, FIFOs, a
 folder in place of a file) is refused: a link can change what a recipe means without changing it.
-
-On the Hugging Face Hub, `hf://datasets/ORG/NAME[@REVISION]/PATH`, a revision (a branch, a tag, a
-commit; by default `main`) is resolved to its commit when the source is scanned, and every later
-read uses that commit: a push in between changes nothing. Keys hold the digest of the bytes, not
-the revision. A file is downloaded once, into the Hub client's cache (`HF_HUB_CACHE`, `HF_HOME`);
-an interrupted download resumes. If the revision is a commit and its files are in the cache, no
-network is needed. The token comes from `HF_TOKEN` only; a login saved on disk is not used.
 """
 
 import os
@@ -300,7 +293,14 @@ def _pin(info: Mapping[str, Any]) -> str:
     return str(tag or "").strip('"')
 
 
-# Files of dataset repositories on the Hub.
+# Files of dataset repositories on the Hub: `hf://datasets/ORG/NAME[@REVISION]/PATH`.
+#
+# A revision (a branch, a tag, a commit; by default `main`) is resolved to its commit when the
+# source is scanned, and every later read uses that commit: a push in between changes nothing.
+# Keys hold the digest of the bytes, not the revision. A file is downloaded once, into the Hub
+# client's cache (`HF_HUB_CACHE`, `HF_HOME`); an interrupted download resumes. If the revision is
+# a commit and its files are in the cache, no network is needed. The token comes from `HF_TOKEN`
+# only; a login saved on disk is not used.
 
 
 _HUB_URI = re.compile(

@@ -3,10 +3,6 @@
 Compression is detected from the first bytes, never from the name. A stream that expands more than
 100:1 is refused before it fills memory. So are truncated streams, wrong checksums and garbage after
 the end: many readers stop there silently, which would publish half a dataset.
-
-Messages give the line on which a row begins, counted from 1 as in an editor. Tables have only the
-number of a record and the offset of its first byte, so to find a line, a local file is read up to
-that byte.
 """
 
 import codecs
@@ -127,10 +123,6 @@ def read_range(
 ) -> bytes:
     """Return bytes [start, end) of a file, uncompressed and in UTF-8; fewer if the file is shorter.
 
-    A compressed file, or one in another encoding, can only be read from its beginning. The stream
-    of the last read is therefore kept open at its position: reading shards in order decompresses
-    the file once per process and keeps two chunks in memory. A read of earlier bytes starts over.
-
     Args:
         uri: the file.
         compression: of the file.
@@ -147,6 +139,9 @@ def read_range(
                 parts.append(chunk)
                 start += len(chunk)
             return parts[0] if len(parts) == 1 else b"".join(parts)
+    # Such a file can only be read from its beginning. So the stream of the last read is kept open
+    # at its position: reading shards in order decompresses the file once per process and keeps two
+    # chunks in memory. A read of earlier bytes starts over.
     key = (uri, compression, pin, encoding)
     cursor = _Cursor(FileStream(uri, compression, encoding))
     known = [item for item in tuple(_IDLE) if item[0] == key and item[1].position <= start]
@@ -188,9 +183,14 @@ class _Cursor:
 
 
 _MAX_IDLE = 8
+# Open streams and what they were opened with, the least recently used first.
 _IDLE: list[tuple[tuple[str, str, str, str], _Cursor]] = []
-"""Open streams and what they were opened with, the least recently used first."""
 os.register_at_fork(after_in_child=_IDLE.clear)  # because the parent uses the same open files
+
+
+# Messages give the line on which a row begins, counted from 1 as in an editor. Tables have only the
+# number of a record and the offset of its first byte, so to find a line, a local file is read up to
+# that byte.
 
 
 def lines_at(uri: str, offsets: Sequence[int], encoding: str = "utf-8") -> list[int]:

@@ -70,9 +70,7 @@ def parse_tables(
 ) -> Iterator[Records]:
     """Yield rows [row_start, row_start + num_rows) as dicts, a few megabytes at a time.
 
-    Columnar formats give every struct the keys of all rows, with null where a row has none. The
-    argument of one row's tool call must not become an argument of another, so nulls inside structs
-    are left out, even if the writer meant them; JSON text keeps its nulls.
+    Nulls inside structs are left out, even if the writer meant them; JSON text keeps its nulls.
 
     Raises:
         SourceError: the file is damaged, or over a limit of this module.
@@ -87,6 +85,8 @@ def parse_tables(
             faults = batch.column(-1).to_pylist()
             bad = {number: fault for number, fault in enumerate(faults) if fault is not None}
             batch = batch.select(range(batch.num_columns - 1))
+        # Columnar formats give every struct the keys of all rows, with null where a row has none.
+        # The argument of one row's tool call must not become an argument of another.
         nested = [field.name for field in batch.schema if pa.types.is_nested(field.type)]
         found = batch.to_pylist()
         for row in found:

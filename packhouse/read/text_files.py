@@ -257,7 +257,7 @@ class LinesFile(TextFile):
         lines = LinesFile.lines(data)
         array = np.frombuffer(data, np.uint8)
         ends = lines[:, 1]
-        for _ in range(2):
+        for _ in range(2):  # a line may end with a space and a carriage return
             ends = ends - _IS_SPACE[array[ends - 1]]
         is_long = ends > lines[:, 0] + 1
         has_comma = (array[ends - 1] == _COMMA) & (array[ends - 2] == _CLOSE) & is_long
@@ -336,17 +336,17 @@ def filled_lines(array: npt.NDArray[np.uint8]) -> Ints:
     return np.flatnonzero(holds_text[1:] != holds_text[:-1]).reshape(-1, 2)
 
 
+# A boundary is a line that ends in `}` before a non-blank line that begins with `{`, or `{` after a
+# `}` at the start of a line. Valid JSON has these nowhere else: objects in a list are separated by
+# commas, and strings cannot contain a newline. So no brackets are counted, and a broken object
+# harms at most its neighbour.
 _BETWEEN = re.compile(rb"\}[ \t\r]*\n\s*(?=\{)|^\}[ \t]*(?=\{)", re.MULTILINE)
 
 
 class ObjectsFile(LinesFile):
     """A sequence of JSON objects, each of which can span several lines.
 
-    A boundary is a line that ends in `}` before a non-blank line that begins with `{`, or `{`
-    after a `}` at the start of a line. Valid JSON has these nowhere else: objects in a list are
-    separated by commas, and strings cannot contain a newline. So no brackets are counted, and a
-    broken object harms at most its neighbour. Two objects with a comma between them are split if
-    together they are not valid JSON.
+    Two objects with a comma between them are split if together they are not valid JSON.
     """
 
     def last_end(self, data: bytes | bytearray, start: int, size: int) -> int | None:
@@ -568,7 +568,7 @@ def find_list(data: bytes, field: str) -> int | None:
         >>> find_list(b'{"of": {"data": [1, 2]}}', "of.data")
         17
     """
-    for found in islice(re.finditer(rb'"\s*:\s*\[', data), 100):
+    for found in islice(re.finditer(rb'"\s*:\s*\[', data), 100):  # each parses the text before it
         if ".".join(path_of_list(data[: found.end()])) == field:
             return found.end()
     return None

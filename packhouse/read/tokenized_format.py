@@ -27,8 +27,8 @@ from packhouse.system.plugins import BadRowError
 _MASKS = ("loss_mask", "assistant_masks", "completion_mask")
 _TRAINED = ("labels", *_MASKS)
 _MOST = 2**31 - 1
+# Fewer untrained tokens than this at the start are BOS or a header, equal in many records.
 _LEAST_PROMPT = 8
-"""Fewer untrained tokens than this at the start are BOS or a header, equal in many records."""
 
 Weights = npt.NDArray[np.float32]
 
@@ -94,11 +94,11 @@ FORMAT = TokenRows(
 )
 
 
+# Types allowed in a list. All other lists take only integers: `true` is not an id or a label.
 _KINDS: dict[str, Collection[type]] = {
     **dict.fromkeys((*_MASKS, "attention_mask"), (int, bool)),
     "loss_mask": (int, bool, float),
 }
-"""Types allowed in a list. All other lists take only integers: `true` is not an id or a label."""
 
 
 def _numbers(row: Mapping[str, Any], name: str, kinds: Collection[type]) -> npt.NDArray[Any]:

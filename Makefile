@@ -28,13 +28,13 @@ serve: $(RUN_STAMP) ## run a server, a worker and all deployments until Ctrl-C; 
 deploy: $(RUN_STAMP) ## deploy pools, deployments and automations to PREFECT_API_URL
 	@$(BIN)/python deployments/deploy.py
 
-figures: $(TEST_STAMP) ## print the size of each package, and the functions that a row passes
+figures: $(TEST_STAMP) ## print the size of each package and the functions that a row passes through
 	$(BIN)/python -m bench.size
 	$(BIN)/python -m bench.row_walk
 
-check: lint types imports figures test ## run all checks except e2e; CI runs this and e2e
+check: lint types imports figures test ## run all checks except e2e (CI also runs e2e)
 
-lint: $(TEST_STAMP) ## check format, lint, spelling and plain English
+lint: $(TEST_STAMP) ## check formatting, lint rules, spelling and wording
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/codespell packhouse schemas tasks flows tests docs README.md CHANGELOG.md
@@ -82,10 +82,10 @@ load: $(TEST_STAMP) ## start RUNS (200) flow runs, AT_ONCE (20) at a time, on Po
 		$(if $(PROCESSES),--processes) $(if $(NOTHING),--nothing) $(if $(PLAIN),--plain)
 	$(BIN)/python -m pytest -rs -m soak tests/load
 
-audit: $(TEST_STAMP) ## list known vulnerabilities of pinned versions, from PyPI; needs network
+audit: $(TEST_STAMP) ## list known vulnerabilities of the pinned packages (asks PyPI)
 	$(BIN)/python requirements/audit.py
 
-soak: $(TEST_STAMP) ## try to lose a version for MINUTES (10): faults, kills, races
+soak: $(TEST_STAMP) ## stress-test the store for MINUTES (10) with faults, kills and races
 	$(BIN)/python -m tests.store.soak all --minutes $(or $(MINUTES),10)
 
 fuzz: $(TEST_STAMP) ## feed INPUTS (100000) generated files to the readers, guided by coverage
@@ -94,10 +94,10 @@ fuzz: $(TEST_STAMP) ## feed INPUTS (100000) generated files to the readers, guid
 oracle: $(TEST_STAMP) ## compare the results of all recipes with the recorded ones (10 minutes)
 	$(BIN)/python -m tests.oracle compare tests/golden/oracle.json $(ARGS)
 
-simulate: $(TEST_STAMP) ## simulate 10 TB on N workers (ARGS="--tb 1 --workers 16")
+simulate: $(TEST_STAMP) ## simulate preparing 10 TB on N workers (ARGS="--tb 1 --workers 16")
 	$(BIN)/python -m bench.simulate $(ARGS)
 
-docs: $(DOCS)/.done ## build the site into .packhouse/site; SERVE=1: serve it and follow changes
+docs: $(DOCS)/.done ## build the site into .packhouse/site; SERVE=1: serve it with live reload
 	@NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs $(if $(SERVE),serve,build --quiet) --strict
 
 reference: $(TEST_STAMP) ## regenerate docs/reference: recipe keys, commands, reasons, Python API
@@ -105,18 +105,18 @@ reference: $(TEST_STAMP) ## regenerate docs/reference: recipe keys, commands, re
 
 BENCH_ARGS = $(if $(SMALL),--small) $(if $(ROWS),--rows $(ROWS)) $(if $(RUNS),--runs $(RUNS))
 
-bench: $(TEST_STAMP) $(if $(SMALL),,$(BENCH_RUN)/.done $(BENCH_PEERS)/.done) ## compare with peers (ROWS, RUNS; 15 minutes); CHECK=1: fail if a ratio fell; SMALL=1: on the sample
+bench: $(TEST_STAMP) $(if $(SMALL),,$(BENCH_RUN)/.done $(BENCH_PEERS)/.done) ## compare with similar tools (ROWS, RUNS; 15 minutes); CHECK=1: fail if a ratio fell; SMALL=1: use the sample
 	$(if $(CHECK),,$(BIN)/python -m bench.peers $(BENCH_ARGS))
 	$(BIN)/python -m bench.goals $(BENCH_ARGS) $(if $(CHECK),--check)
 
-peers: $(TEST_STAMP) ## run peers' tests on packhouse (ARGS="--trl CHECKOUT")
+peers: $(TEST_STAMP) ## run the tests of similar tools on packhouse (ARGS="--trl CHECKOUT")
 	$(BIN)/python -m bench.peers_tests $(ARGS)
 
-fix: $(TEST_STAMP) ## format, and fix what ruff can fix
+fix: $(TEST_STAMP) ## format the code and apply ruff's fixes
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-lock: $(TEST_STAMP) ## compile the pinned requirements again
+lock: $(TEST_STAMP) ## recompile the lock files in requirements/
 	$(BIN)/uv pip compile --quiet --python-version 3.11 --generate-hashes --no-annotate \
 		--no-header --no-emit-index-url --extra flows pyproject.toml requirements/build.in \
 		-o requirements/run.txt

@@ -108,9 +108,9 @@ def read_messages(messages: object, tools: object, system: str | None) -> Conver
     turns: list[Turn] = []
     for number, message in enumerate(messages):
         if type(message) is dict and len(message) == 2:  # most messages: only a role and text
-            is_role = "role" in message
-            role = message.get("role" if is_role else "from")
-            value = message.get("content" if is_role else "value")
+            role, value = message.get("role"), message.get("content")
+            if role is None:
+                role, value = message.get("from"), message.get("value")
             if type(role) is str and type(value) is str and role not in _CALL_ROLES:
                 turns.append(
                     (_ROLES.get(role, role), value, None, None, None, None, None, None, None)

@@ -9,7 +9,6 @@ records and finds the cuts. It needs memory for two shards at most.
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -273,7 +272,7 @@ def for_parts(shard: SourceShard, rules: ValidateConfig, use: Callable[[Part], _
     Parts only bound memory. If they cannot be parsed separately (an array that is not valid JSON),
     the whole shard becomes one part, and earlier results of `use` are dropped.
     """
-    data, parse = b"", None
+    data, text_file = b"", None
     blocks: Iterable[tuple[int, int, Records]]
     if shard.file_format in TABULAR:
         if pin_of(shard.uri) != (shard.file_size, shard.pin):
@@ -289,18 +288,18 @@ def for_parts(shard: SourceShard, rules: ValidateConfig, use: Callable[[Part], _
         if hashlib.sha256(data).hexdigest() != shard.sha256:
             raise _changed(shard)
         text_file = TEXT_FILES[shard.file_format](shard.uri, header=shard.header)
-        parse = partial(text_file.parse, data, rules.max_row_bytes, shard.num_rows)
         blocks = text_file.blocks(data, rules.max_row_bytes)
         if _needs_all_rows(shard):
-            blocks = [(0, len(data), parse())]
+            blocks = [(0, len(data), text_file.parse(data, rules.max_row_bytes, shard.num_rows))]
     found, row = list[_T](), shard.row_start
     try:
         for start, end, records in blocks:
             found.append(use(Part(shard, row, shard.byte_start + start, data[start:end], records)))
             row += records.num_records
     except NotInBlocksError:
-        assert parse is not None
-        return [use(Part(shard, shard.row_start, shard.byte_start, data, parse()))]
+        assert text_file is not None
+        records = text_file.parse(data, rules.max_row_bytes, shard.num_rows)
+        return [use(Part(shard, shard.row_start, shard.byte_start, data, records))]
     return found
 
 

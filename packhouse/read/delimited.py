@@ -286,13 +286,11 @@ def record_ends(
 
 
 def _are_paired(array: npt.NDArray[np.uint8], quotes: Ints, delimiter: int) -> bool:
-    """Return True if quotes simply alternate between opening and closing.
-
-    An opening quote begins a field or is the second of a doubled quote: a doubled quote inside a
-    field closes and reopens it, which has the same effect.
-    """
+    """Return True if quotes simply alternate between opening and closing."""
     if len(quotes) % 2:
         return False
+    # An opening quote begins a field or is the second of a doubled quote: a doubled quote inside a
+    # field closes and reopens it, which has the same effect.
     # `a,"b ""c"" d",e` has quotes at 2 5 6 8 9 12: opening 2 6 9, closing 5 8 12. 6 and 9 directly
     # follow a closing quote, so 5 6 and 8 9 are doubled quotes.
     opening, closing = quotes[::2], quotes[1::2]

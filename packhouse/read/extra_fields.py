@@ -139,28 +139,22 @@ def is_media(value: object) -> bool:
 
 def drop_media_parts(rows: Rows) -> tuple[Rows, set[int]]:
     """Remove content parts with media; return the rows, and the indices of those that had some."""
-    num_parts = 0
-
-    def clean(value: object) -> object:
-        nonlocal num_parts
-        if isinstance(value, str) and value.lstrip()[:1] == "[" and '"type"' in value:
-            before, parsed = num_parts, clean(value_of(value))
-            return value if num_parts == before else parsed
-        if isinstance(value, dict):
-            return {key: clean(item) for key, item in value.items()}
-        if isinstance(value, list):
-            kept = [item for item in value if not is_media_part(item)]
-            num_parts += len(value) - len(kept)
-            return list(map(clean, kept))
-        return value
-
-    cleaned, had_some = [], set()
-    for index, row in enumerate(rows):
-        before = num_parts
-        cleaned.append(clean(row))
-        if num_parts > before:
-            had_some.add(index)
+    cleaned = list(map(_without_media, rows))
+    had_some = {index for index, row in enumerate(rows) if row != cleaned[index]}
     return (Rows(cleaned), had_some) if had_some else (rows, had_some)
+
+
+def _without_media(value: object) -> object:
+    """Remove content parts with media from a value; text that is JSON becomes a list if it had."""
+    if isinstance(value, str) and value.lstrip()[:1] == "[" and '"type"' in value:
+        parsed = value_of(value)
+        cleaned = _without_media(parsed)
+        return value if cleaned == parsed else cleaned
+    if isinstance(value, dict):
+        return {key: _without_media(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_without_media(item) for item in value if not is_media_part(item)]
+    return value
 
 
 # Text that nothing reads.

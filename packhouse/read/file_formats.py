@@ -175,12 +175,12 @@ def format_of(head: bytes, name: str, wanted: FileFormat | Literal["auto"], uri:
                 return "json"
     if named not in ("json", None):
         found = named
-        if named == "jsonl" and wanted == "auto" and num_rows:
-            found = "json"
-        elif named == "jsonl" and wanted == "auto" and first.rstrip() == b"{":
-            found = "objects" if rest.lstrip().startswith(b'"') else named  # its first key
-        elif named == "jsonl" and wanted == "auto" and not is_json and _goes_on(text):
-            found = "objects"
+        if named == "jsonl" and wanted == "auto":
+            is_open = first.rstrip() == b"{"
+            if num_rows:
+                found = "json"
+            elif rest.lstrip().startswith(b'"') if is_open else not is_json and _goes_on(text):
+                found = "objects"  # an open object goes on with its first key
     elif text.startswith(b"["):
         has_more = rest.lstrip()[:1] == b"[" and wanted == "auto"
         found = (

@@ -136,8 +136,6 @@ class RowFormat(ABC):
     def names(self, keys: Collection[str], renamed: Mapping[str, str]) -> dict[str, str]:
         """Map our fields to the file's fields, for those among `keys`.
 
-        A field that `renamed` assigns is not read a second time under its usual name.
-
         Example:
             >>> formats = row_formats()
             >>> formats["alpaca"].names(["id", "instruction", "context"], {})
@@ -147,6 +145,7 @@ class RowFormat(ABC):
         """
         found = {}
         known = self.required | self.optional
+        # A field that `renamed` assigns is not read a second time under its usual name.
         taken = {theirs for ours, theirs in renamed.items() if ours in known}
         for ours, aliases in known.items():
             for name in (renamed[ours],) if ours in renamed else aliases:

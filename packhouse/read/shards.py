@@ -115,12 +115,10 @@ class SourceShard:
             object.__setattr__(self, "header", tuple(self.header))
 
     def identity(self) -> dict[str, Any]:
-        """Return the fields that determine the rows; use it in cache keys, not the whole shard.
-
-        The file's location, time and digest are left out, so that unchanged shards of a copied or
-        appended file keep their identity.
-        """
+        """Return the fields that determine the rows; use it in cache keys, not the whole shard."""
         known = asdict(self)
+        # Without the file's location, time and digest, unchanged shards of a copied or appended
+        # file keep their identity.
         left_out = ["uri", "pin", "file_sha256", "file_size", "num_rows", "compression", "encoding"]
         left_out += [name for name in ("columns", "table") if known[name] is None]  # older keys
         return {name: value for name, value in known.items() if name not in left_out}

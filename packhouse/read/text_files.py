@@ -1,11 +1,9 @@
-r"""Cut text files into shards of whole records, and parse the shards.
+"""Cut text files into shards of whole records, and parse the shards.
 
 A subclass of `TextFile` for each kind of file finds record boundaries and parses records; JSON
 Lines is the simplest. It is fed a file's uncompressed bytes in chunks, buffers those of the current
 shard, and cuts at the last record boundary within `max_shard_bytes`. Chunk sizes never change a
 cut.
-
-In JSON Lines only `\n` ends a line; U+2028, U+0085 and a lone `\r` are text.
 """
 
 import hashlib
@@ -239,6 +237,7 @@ class LinesFile(TextFile):
 
     def last_end(self, data: bytes | bytearray, start: int, size: int) -> int | None:
         """Return the end of the last record within `size` bytes, else of the first one, or None."""
+        # Only a newline ends a line; U+2028, U+0085 and a lone carriage return are text.
         end = data.rfind(b"\n", start, start + size) + 1
         return end or data.find(b"\n", start + size) + 1 or None
 
@@ -311,7 +310,8 @@ class LinesFile(TextFile):
             yield start, end, self.parse(data[start:end], max_row_bytes)
 
     def count(self, size: int, *, is_last: bool) -> int | None:
-        """Count records in blocks, as a file can have half as many records as bytes."""
+        """Count records."""
+        # In blocks to bound memory: a file can have half as many records as bytes.
         data = self.buffer[:size]
         return sum(len(self.spans(data[start:end])) for start, end in self._bounds(data))
 

@@ -10,7 +10,8 @@ import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import IO, Any
+from dataclasses import dataclass, field
+from typing import IO, Any, ClassVar
 
 import pyarrow as pa
 
@@ -26,21 +27,19 @@ MAX_RATIO = 100
 _RATIO_FREE_BYTES = 2**20  # a small file of one repeated row may compress better than 100:1
 
 
+@dataclass(eq=False)
 class FileStream:
     """Uncompressed chunks of a file; `stored_sha256` and `stored_bytes` are complete at the end."""
 
-    closed = False  # Arrow needs this and `close`
+    closed: ClassVar[bool] = False  # Arrow needs this and `close`
 
-    def __init__(
-        self, uri: str, compression: Compression = "none", encoding: str = "utf-8"
-    ) -> None:
-        self.uri = uri
-        self.compression = compression
-        self.encoding = encoding
-        self.stored_sha256 = hashlib.sha256()
-        self.stored_bytes = 0
-        self._file: IO[bytes]
-        self._storage_error: Exception | None = None
+    uri: str
+    compression: Compression = "none"
+    encoding: str = "utf-8"
+    stored_sha256: "hashlib._Hash" = field(default_factory=hashlib.sha256)
+    stored_bytes: int = 0
+    _file: IO[bytes] = field(init=False)
+    _storage_error: Exception | None = None
 
     def __iter__(self) -> Iterator[bytes]:
         return self._uncompressed() if self.encoding == "utf-8" else self._in_utf8()
@@ -143,7 +142,7 @@ def read_range(
     # at its position: reading shards in order decompresses the file once per process and keeps two
     # chunks in memory. A read of earlier bytes starts over.
     key = (uri, compression, pin, encoding)
-    cursor = _Cursor(FileStream(uri, compression, encoding))
+    cursor = _Cursor(iter(FileStream(uri, compression, encoding)))
     known = [item for item in tuple(_IDLE) if item[0] == key and item[1].position <= start]
     for item in sorted(known, key=lambda item: item[1].position, reverse=True):
         with suppress(ValueError):  # another thread took it meanwhile
@@ -157,13 +156,13 @@ def read_range(
     return data
 
 
+@dataclass(eq=False)
 class _Cursor:
     """A position in an uncompressed stream, from which reading continues."""
 
-    def __init__(self, stream: FileStream) -> None:
-        self.chunks = iter(stream)
-        self.chunk = b""
-        self.position = 0  # of the chunk's first byte
+    chunks: Iterator[bytes]
+    chunk: bytes = b""
+    position: int = 0  # of the chunk's first byte
 
     def read(self, start: int, end: int) -> bytes:
         """Return bytes [start, end); `start` is not before the position."""

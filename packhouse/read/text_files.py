@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cache, partial
 from itertools import islice, pairwise
 from typing import Any
@@ -66,38 +66,28 @@ class NotInBlocksError(Exception):
     """A shard cannot be parsed in blocks, only as a whole."""
 
 
+@dataclass(eq=False)
 class TextFile(ABC):
-    """One kind of text file: cuts a file into shards and parses them.
+    """One kind of text file: cuts a file into shards and parses them."""
 
-    Args:
-        uri: for messages.
-        max_shard_bytes: size limit of a shard, unless one record is longer.
-        header: column names of CSV and TSV, if known.
-        rows_at: the field with the rows, in a JSON file that is one object.
-        encoding: of the file, to find line numbers for messages.
-        max_record_bytes: a longer record is refused.
-    """
-
-    def __init__(
-        self,
-        uri: str,
-        max_shard_bytes: int = 0,
-        *,
-        header: tuple[str, ...] | None = None,
-        rows_at: str | None = None,
-        encoding: str = "utf-8",
-        max_record_bytes: int = MAX_RECORD_BYTES,
-    ) -> None:
-        self.uri = uri
-        self.max_shard_bytes = max_shard_bytes
-        self.header = header
-        self.rows_at = rows_at
-        self.encoding = encoding
-        self.max_record_bytes = max_record_bytes
-        self.buffer = bytearray()
-        self.position = 0  # offset in the file of the buffer's first byte
-        self.num_rows = 0
-        self.notes: dict[str, int] = {}
+    uri: str
+    """For messages."""
+    max_shard_bytes: int = 0
+    """Size limit of a shard, unless one record is longer."""
+    _: KW_ONLY
+    header: tuple[str, ...] | None = None
+    """Column names of CSV and TSV, if known."""
+    rows_at: str | None = None
+    """The field with the rows, in a JSON file that is one object."""
+    encoding: str = "utf-8"
+    """Encoding of the file, to find line numbers for messages."""
+    max_record_bytes: int = MAX_RECORD_BYTES
+    """A longer record is refused."""
+    buffer: bytearray = field(default_factory=bytearray)
+    position: int = 0
+    """Offset in the file of the buffer's first byte."""
+    num_rows: int = 0
+    notes: dict[str, int] = field(default_factory=dict)
 
     @abstractmethod
     def boundary(self, data: bytearray) -> int | None:
@@ -557,7 +547,7 @@ def _find_block_end(data: bytes, start: int) -> int:
     return len(data)
 
 
-def find_list(data: bytes, field: str) -> int | None:
+def find_list(data: bytes, name: str) -> int | None:
     """Return the offset after the bracket that opens a field's list; None without such a field.
 
     `a.b` is field `b` of the object in field `a`.
@@ -569,7 +559,7 @@ def find_list(data: bytes, field: str) -> int | None:
         17
     """
     for found in islice(re.finditer(rb'"\s*:\s*\[', data), 100):  # each parses the text before it
-        if ".".join(path_of_list(data[: found.end()])) == field:
+        if ".".join(path_of_list(data[: found.end()])) == name:
             return found.end()
     return None
 

@@ -1,8 +1,8 @@
 """The recipe: everything that decides what a version holds, as one closed, frozen model.
 
 It is also the flow's parameter: users see the field names, bounds and docstrings in the run form.
-That is why it has flat enums and optional fields. URIs are `str`, because `Path` turns `s3://b`
-into `s3:/b`. Each section goes to the step of the same name and is part of that step's cache key.
+That is why it has flat enums and optional fields. Each section goes to the step of the same name
+and is part of that step's cache key.
 """
 
 from collections.abc import Iterable, Iterator
@@ -88,11 +88,10 @@ class Recipe(Section):
     def _repr_html_(self) -> str:
         """Show the settings in a notebook, with a preview of the first records.
 
-        The preview is imported by name, because its code is in a layer above this module. If the
-        rows or the tokenizer are missing, the settings are shown without it.
+        If the rows or the tokenizer are missing, the settings are shown without it.
         """
         table = html_table(_lines(self.model_dump(mode="json", by_alias=True, exclude_unset=True)))
-        try:
+        try:  # imported by name, because its code is in a layer above this module
             preview = import_module("packhouse.addons.report.recipe_report").recipe_cell(self)
         except Exception as error:  # the settings are shown even if the preview fails
             preview = f'<div class="quiet">{html_text(f"no preview: {error}"[:500])}</div>'

@@ -133,7 +133,7 @@ def load_recipe(
     Paths of sources, tokenizer and template are relative to the recipe's folder, the store to the
     working directory. A tokenizer `org/name` is read from the Hub, unless there is a folder of that
     name. `${PACKHOUSE_X}` and `${PACKHOUSE_X:-default}` are replaced from the environment. Other
-    variables are refused, so that no credential gets into a recipe.
+    variables are refused.
 
     Args:
         path: YAML file.
@@ -408,7 +408,7 @@ def expand_variables(value: object) -> Any:
 
 def _variable(match: re.Match[str]) -> str:
     name, default = match.groups()
-    if not name.startswith("PACKHOUSE_"):
+    if not name.startswith("PACKHOUSE_"):  # no credential may get into a recipe
         raise ConfigError(
             f"the recipe uses ${{{name}}}, but only variables named PACKHOUSE_* are allowed. "
             "Rename it"

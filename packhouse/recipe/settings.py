@@ -26,11 +26,9 @@ from packhouse.system.plugins import RENDERERS, NameOf, plugin_names
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9_-]|\.[a-z0-9_-])*$", max_length=64)]
 
+# `..` is refused, because the Hub's client builds file paths from the revision.
 HUB_NAME = re.compile(r"(?!.*\.\.)(?P<repo>\w[\w.-]*/\w[\w.-]*)(?:@(?P<revision>\w[\w./-]*))?")
-"""A name on the Hugging Face Hub: `org/name` or `org/name@revision` (a branch, tag or commit).
-
-`..` is refused, because the Hub's client builds file paths from the revision.
-"""
+"""A name on the Hugging Face Hub: `org/name` or `org/name@revision` (a branch, tag or commit)."""
 
 IN_A_FILE = "in a file"
 """Validation context of a recipe file. In a run form, a name may stand for an allowed path."""
@@ -49,16 +47,15 @@ _NO_CREDENTIALS = (
     r"(?!.*(?:AKIA|ASIA)[A-Z0-9]{16})(?!.*hf_[A-Za-z0-9]{30,})"
 )
 
+# Not a `Path`, which turns `s3://b` into `s3:/b`.
 Uri = Annotated[str, Field(json_schema_extra={"pattern": _NO_CREDENTIALS})]
 """A path or address without credentials. The code that opens it refuses them too."""
 
 
 def _as_form(schema: dict[str, Any], model: type[BaseModel]) -> None:
-    """Add the section's title and the order of its fields to the schema, for Prefect's run form.
-
-    A server on PostgreSQL stores schemas as JSONB, which loses the order of keys. The form sorts by
-    `position`.
-    """
+    """Add the section's title and the order of its fields to the schema, for Prefect's run form."""
+    # The form sorts by `position`: a server on PostgreSQL stores schemas as JSONB, which loses the
+    # order of keys.
     schema["title"] = model.__name__.removesuffix("Config")
     for position, field in enumerate(schema.get("properties", {}).values()):
         field["position"] = position

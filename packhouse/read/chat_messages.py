@@ -105,7 +105,18 @@ def read_messages(messages: object, tools: object, system: str | None) -> Conver
             raise BadRowError(bad[0], f"the messages are JSON text with a fault: {bad[1]}")
     if not isinstance(messages, list):
         raise BadRowError("type", f"the messages are {kind_of(messages)}, not a list")
-    turns = [_read_message(message, number) for number, message in enumerate(messages)]
+    turns: list[Turn] = []
+    for number, message in enumerate(messages):
+        if type(message) is dict and len(message) == 2:  # most messages: only a role and text
+            role, value = message.get("role"), message.get("content")
+            if role is None:
+                role, value = message.get("from"), message.get("value")
+            if type(role) is str and type(value) is str and role not in _CALL_ROLES:
+                turns.append(
+                    (_ROLES.get(role, role), value, None, None, None, None, None, None, None)
+                )
+                continue
+        turns.append(_read_message(message, number))
     if system and not (turns and turns[0][:2] == ("system", system)):
         turns.insert(0, text_turn("system", system))
     unread: frozenset[str] = frozenset()
@@ -192,9 +203,6 @@ def _read_message(message: object, number: int) -> Turn:
     if type(raw_role) is not str:
         raise BadRowError("type", f"message {number}: role is {kind_of(raw_role)}, not text")
     role = _ROLES.get(raw_role, raw_role)
-    # The common case first: only a role and text.
-    if type(value) is str and len(message) == 2 and raw_role not in _CALL_ROLES:
-        return role, value, None, None, None, None, None, None, None
     calls: list[object] = []
     if message.get("tool_calls") not in (None, []):
         calls += _read_calls(message["tool_calls"], number)
@@ -335,8 +343,6 @@ def _read_calls(value: object, number: int) -> list[object]:
 def _read_arguments(text: str, what: str) -> object:
     """Parse call arguments; text that is not an object in the usual form is returned unchanged.
 
-    A template that concatenates strings then writes the row's text; others get the parsed object.
-
     Example:
         >>> [_read_arguments(text, "") for text in ('{"a": 1}', '{"a":1}', '{"a": ')]
         [{'a': 1}, '{"a":1}', '{"a": ']
@@ -347,6 +353,7 @@ def _read_arguments(text: str, what: str) -> object:
         if error.reason != "tool_calls":  # it is JSON with a fault, such as a duplicate key
             raise
         return text
+    # A template that concatenates strings then writes the row's text; others get the parsed object.
     is_usual = isinstance(value, dict) and json.dumps(value, ensure_ascii=False) == (text or "{}")
     return value if is_usual else text
 
@@ -404,8 +411,7 @@ def _optional_text(message: dict[str, Any], key: str, number: int) -> str | None
 def read_weight(message: object, number: int, *, is_answer: bool = True) -> float | None:
     """Return the loss weight from `weight`, `loss_weight`, `loss_scale`, or a true/false flag.
 
-    Several of them must agree: a weight is above 0 exactly if the flag is true. A number in `loss`
-    is the loss of some model, not a weight, and is ignored.
+    Several of them must agree: a weight is above 0 exactly if the flag is true.
 
     Args:
         message: a message, or a part of its content; a part that is a string has no weight.
@@ -422,6 +428,7 @@ def read_weight(message: object, number: int, *, is_answer: bool = True) -> floa
         return None
     for key in WEIGHTS:
         value = message.get(key)
+        # A number in `loss` is the loss of some model, not a weight.
         if value is None or (key == "loss" and type(value) in (int, float)):
             continue
         is_number = type(value) is bool if key in _FLAGS else type(value) in (int, float)
@@ -496,15 +503,14 @@ def weigh_message(
 def _part_sizes(pieces: Pieces) -> list[tuple[int, float | None]]:
     """Return the number of characters and the weight of each part of one text.
 
-    A boundary after a space moves before it, because tokens begin with the space before a word:
-    either the whole word is trained or none of it.
-
     Example:
         >>> _part_sizes([("Hm. ", 0.0), ("Four.", None)])
         [(3, 0.0), (6, None)]
     """
     sizes = [(len(text), own) for text, own in pieces if text]
     texts = [text for text, _ in pieces if text]
+    # A boundary after a space moves before it, because tokens begin with the space before a word:
+    # either the whole word is trained or none of it.
     for at in range(1, len(sizes)):
         (before, own), (size, next_own) = sizes[at - 1 : at + 1]
         if own != next_own and texts[at - 1].endswith(" "):

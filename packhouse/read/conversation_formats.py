@@ -1,21 +1,6 @@
-r"""Formats whose rows are conversations: messages, message trees, transcripts, preferences.
+"""Formats whose rows are conversations: messages, message trees, transcripts, preferences."""
 
-Three formats read preferences. `preference` reads only the chosen answer, which is trained like any
-other. `pairs` reads both answers, and `kto` reads one answer with its verdict; each becomes a
-conversation that ends with one assistant turn. The turns before it are the prompt, with weight 0,
-so that they are not trained:
-
-    {"prompt": "1+1?", "chosen": "2", "rejected": "3"}
-    -> [user "1+1?" weight 0, assistant "2"], [user "1+1?" weight 0, assistant "3"]
-
-The prompt of a pair is everything that both sides begin with. Shared turns say nothing about which
-side is better: their probabilities cancel out. Other layouts that are read:
-
-    {"input": {"messages": [...]}, "preferred_output": [...], "non_preferred_output": [...]}
-    {"conversations": [...], "chosen": {"from": "gpt", ...}, "rejected": {"from": "gpt", ...}}
-    {"prompt": "1+1?", "response_a": "3", "response_b": "2", "winner": "b"}
-"""
-
+import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +12,7 @@ from packhouse.read.chat_messages import (
     Turn,
     kind_of,
     read_messages,
+    read_tools,
     rename_messages,
     speaker_key,
     text_turn,
@@ -36,12 +22,10 @@ from packhouse.read.row_formats import (
     MESSAGE_FIELDS,
     Adapted,
     Names,
-    Naming,
     Row,
     RowFormat,
     aliases,
     check_present,
-    optional,
     optional_text,
 )
 from packhouse.recipe import SourceConfig
@@ -87,10 +71,19 @@ def tree_paths(root: dict[str, Any], which: Literal["best", "all"]) -> list[list
         if not isinstance(role, str) or not isinstance(text, str):
             raise BadRowError("type", "role or text of a message in the tree is not text")
         path = [*path, Said("user" if role == "prompter" else role, text, message)]
-        replies = [reply for reply in _replies(message) if not reply.get("deleted")]
+        replies = message.get("replies")
+        replies = [] if replies is None else value_of(replies)
+        if not isinstance(replies, list) or not all(isinstance(each, dict) for each in replies):
+            raise BadRowError("type", "replies is not a list of objects")
+        replies = [each for each in replies if not each.get("deleted")]
+        replies.sort(
+            key=lambda r: r["rank"] if isinstance(r.get("rank"), int | float) else math.inf
+        )
         if not replies:
             path = path if path[-1].role == "assistant" else path[:-1]
-            if path and (not found or _turns(path) != _turns(found[-1])):
+            if path and (
+                not found or [each[:2] for each in path] != [each[:2] for each in found[-1]]
+            ):
                 found.append(path)
         stack += [(reply, path) for reply in reversed(replies)]
     if not found:
@@ -98,28 +91,8 @@ def tree_paths(root: dict[str, Any], which: Literal["best", "all"]) -> list[list
     return found
 
 
-def _turns(path: Sequence[Said]) -> list[tuple[str, str]]:
-    return [(said.role, said.text) for said in path]
-
-
-def _replies(message: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the replies to a message, best first."""
-    replies = message.get("replies")
-    if replies is None:
-        return []
-    replies = value_of(replies)
-    if not isinstance(replies, list) or not all(isinstance(reply, dict) for reply in replies):
-        raise BadRowError("type", "replies is not a list of objects")
-
-    def rank(reply: dict[str, Any]) -> float:
-        value = reply.get("rank")
-        return value if isinstance(value, int | float) else float("inf")
-
-    return sorted(replies, key=rank)
-
-
 def build_trees(
-    rows: Sequence[Any], naming: Naming
+    rows: Sequence[Any], naming: Mapping[tuple[str, ...], Names]
 ) -> tuple[list[dict[str, Any]], list[tuple[int, str, str]]]:
     """Build trees from rows that name the message they reply to.
 
@@ -227,7 +200,7 @@ class Messages(RowFormat):
         messages = row[names[next(iter(self.required))]]
         if config.roles or not {"role", "content"}.isdisjoint(config.fields):
             messages = rename_messages(messages, self.speaker, config.fields, config.roles)
-        return [read_messages(messages, optional(row, names, "tools"), system)]
+        return [read_messages(messages, row.get(names.get("tools")), system)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,10 +208,7 @@ class BareMessages(RowFormat):
     """Rows that are themselves a list of messages."""
 
     takes_lists: ClassVar[bool] = True
-
-    def fits(self, keys: Collection[str], renamed: Mapping[str, str]) -> bool:
-        """Return False: a list has no keys; see `row_format_of`."""
-        return False
+    is_detected: ClassVar[bool] = False  # a list has no keys; see `row_format_of`
 
     def unread(self, keys: Collection[str], renamed: Mapping[str, str]) -> list[str]:
         """Return nothing: a list has no keys."""
@@ -253,9 +223,7 @@ class BareMessages(RowFormat):
 class MessageTree(RowFormat):
     """Message trees (OpenAssistant): one path, or every path, from the prompt to an answer."""
 
-    def unread(self, keys: Collection[str], renamed: Mapping[str, str]) -> list[str]:
-        """Return the keys that are not fields of a tree's messages."""
-        return [key for key in super().unread(keys, renamed) if key not in ("deleted", "rank")]
+    ignored: ClassVar[tuple[str, ...]] = ("deleted", "rank")
 
     def read(self, row: Row, names: Names, config: SourceConfig) -> list[Conversation]:
         """Read the best path, or all paths, best first."""
@@ -282,8 +250,9 @@ class FlatMessages(RowFormat):
         """Refuse a single row; see `read_all`."""
         raise BadRowError("tree", "the row is one message of a tree; set format: oasst_flat")
 
-    def read_all(self, rows: Rows, naming: Naming, config: SourceConfig) -> Adapted:
+    def read_all(self, rows: Rows, config: SourceConfig) -> Adapted:
         """Read the trees of a whole file, in the order of their first messages."""
+        naming = {keys: self.names(keys, config.fields) for keys in rows.layouts}
         roots, failures = build_trees(rows, naming)
         found: list[tuple[int, Conversation]] = []
         dropped: list[tuple[int, str, str]] = []
@@ -320,7 +289,7 @@ class Transcript(RowFormat):
 
     def holds(self, row: Row, names: Names) -> bool:
         """Return True if the text begins with a human's turn."""
-        return is_transcript(optional(row, names, "transcript"))
+        return is_transcript(row.get(names.get("transcript")))
 
     def read(self, row: Row, names: Names, config: SourceConfig) -> list[Conversation]:
         """Read the turns, after the row's system prompt."""
@@ -384,7 +353,20 @@ def _form_of(text: str) -> re.Pattern[str] | None:
     return None
 
 
-# Preferences, described at the top of this file.
+# Three formats read preferences. `preference` reads only the chosen answer, which is trained like
+# any other. `pairs` reads both answers, and `kto` reads one answer with its verdict; each becomes
+# a conversation that ends with one assistant turn. The turns before it are the prompt, with
+# weight 0, so that they are not trained:
+#
+#     {"prompt": "1+1?", "chosen": "2", "rejected": "3"}
+#     -> [user "1+1?" weight 0, assistant "2"], [user "1+1?" weight 0, assistant "3"]
+#
+# The prompt of a pair is everything that both sides begin with. Shared turns say nothing about
+# which side is better: their probabilities cancel out. Other layouts that are read:
+#
+#     {"input": {"messages": [...]}, "preferred_output": [...], "non_preferred_output": [...]}
+#     {"conversations": [...], "chosen": {"from": "gpt", ...}, "rejected": {"from": "gpt", ...}}
+#     {"prompt": "1+1?", "response_a": "3", "response_b": "2", "winner": "b"}
 
 
 _ANSWER = "response|answer|output|completion|candidate|reply|conversation"
@@ -448,7 +430,7 @@ class Preference(_Sides):
 
 def _prompt(row: Row, names: Names) -> Conversation:
     """Read the row's prompt: messages, a transcript or a question; no turns without a prompt."""
-    value = optional(row, names, "prompt")
+    value = row.get(names.get("prompt"))
     if value in (None, "", []):
         return Conversation([])
     value = _messages_in_text(value)
@@ -486,21 +468,15 @@ def _whole(row: Row, names: Names, side: str, prompt: Conversation) -> Conversat
     system = optional_text(row, names, "system")
     if system and turns[:1] != [text_turn("system", system)]:
         turns.insert(0, text_turn("system", system))
-    tools = read_messages([], optional(row, names, "tools"), None).tools or prompt.tools
+    tools = read_tools(row.get(names.get("tools"))) or prompt.tools
     return Conversation(turns, tools, unread_fields=prompt.unread_fields | own.unread_fields)
 
 
-class _Stated(RowFormat):
-    """Formats that the recipe must name: `auto` reads such rows as ordinary answers."""
-
-    def fits(self, keys: Collection[str], renamed: Mapping[str, str]) -> bool:
-        """Return False: only the recipe can ask for rejected answers."""
-        return False
-
-
 @dataclass(frozen=True, kw_only=True)
-class Pairs(_Stated, _Sides):
+class Pairs(_Sides):
     """A prompt with a chosen and a rejected answer, which are both read, the chosen one first."""
+
+    is_detected: ClassVar[bool] = False  # `auto` reads such rows as ordinary answers
 
     def read(self, row: Row, names: Names, config: SourceConfig) -> list[Conversation]:
         """Read both sides; the prompt is a field of the row, or the turns that both begin with."""
@@ -521,8 +497,10 @@ class Pairs(_Stated, _Sides):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kto(_Stated):
+class Kto(RowFormat):
     """A prompt with an answer and a label: good (1) or bad (0)."""
+
+    is_detected: ClassVar[bool] = False  # `auto` reads such rows as ordinary answers
 
     def read(self, row: Row, names: Names, config: SourceConfig) -> list[Conversation]:
         """Read the prompt and the answer, with the verdict as the label."""

@@ -27,7 +27,7 @@ in `1\\n2\\n...`."""
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")
 _QUOTE, _NEWLINE, _RETURN = b'"\n\r'
-csv.field_size_limit(2**29)
+csv.field_size_limit(2**29)  # by default, Python refuses fields over 131,072 characters
 
 
 class CommaFile(TextFile):
@@ -43,8 +43,33 @@ class CommaFile(TextFile):
             self.check_record_size()
             return False
         end = int(ends[0]) if len(ends) else len(head)
-        self.header = self._read_header(head[:end])
+        line = head[:end]
         self.skip(end)
+        if not line.strip():
+            return True
+        try:
+            text = line.decode("utf-8").rstrip("\r\n")
+            names = next(csv.reader([text], delimiter=self.delimiter))
+        except (UnicodeDecodeError, csv.Error) as error:
+            raise SourceError(
+                f"the header of source file '{self.uri}' cannot be read: {error}"
+            ) from None
+        if len(names) > MAX_COLUMNS:
+            raise SourceError(
+                f"source file '{self.uri}' has {len(names):,} columns; at most {MAX_COLUMNS:,} can "
+                "be read. Remove the columns that are not needed"
+            )
+        twice = sorted(name for name, times in Counter(names).items() if times > 1)
+        if twice == [""]:
+            raise SourceError(
+                f"source file '{self.uri}': {names.count('')} of its columns have no name. Name "
+                "them, or remove them and write values that hold commas in quotes"
+            )
+        if twice:
+            raise SourceError(
+                f"source file '{self.uri}' has two columns named {twice[0]!r}. Rename one of them"
+            )
+        self.header = tuple(names)
         return True
 
     def boundary(self, data: bytearray) -> int | None:
@@ -99,33 +124,6 @@ class CommaFile(TextFile):
     def parse(self, data: bytes, max_row_bytes: int, num_rows: int | None = None) -> Records:
         """Parse all records."""
         return parse_delimited(data, self.header or (), self.delimiter, max_row_bytes)
-
-    def _read_header(self, line: bytes) -> tuple[str, ...] | None:
-        if not line.strip():
-            return None
-        try:
-            text = line.decode("utf-8").rstrip("\r\n")
-            names = next(csv.reader([text], delimiter=self.delimiter))
-        except (UnicodeDecodeError, csv.Error) as error:
-            raise SourceError(
-                f"the header of source file '{self.uri}' cannot be read: {error}"
-            ) from None
-        if len(names) > MAX_COLUMNS:
-            raise SourceError(
-                f"source file '{self.uri}' has {len(names):,} columns; at most {MAX_COLUMNS:,} can "
-                "be read. Remove the columns that are not needed"
-            )
-        twice = sorted(name for name, times in Counter(names).items() if times > 1)
-        if twice == [""]:
-            raise SourceError(
-                f"source file '{self.uri}': {names.count('')} of its columns have no name. Name "
-                "them, or remove them and write values that hold commas in quotes"
-            )
-        if twice:
-            raise SourceError(
-                f"source file '{self.uri}' has two columns named {twice[0]!r}. Rename one of them"
-            )
-        return tuple(names)
 
 
 class SemicolonFile(CommaFile):
@@ -288,13 +286,11 @@ def record_ends(
 
 
 def _are_paired(array: npt.NDArray[np.uint8], quotes: Ints, delimiter: int) -> bool:
-    """Return True if quotes simply alternate between opening and closing.
-
-    An opening quote begins a field or is the second of a doubled quote: a doubled quote inside a
-    field closes and reopens it, which has the same effect.
-    """
+    """Return True if quotes simply alternate between opening and closing."""
     if len(quotes) % 2:
         return False
+    # An opening quote begins a field or is the second of a doubled quote: a doubled quote inside a
+    # field closes and reopens it, which has the same effect.
     # `a,"b ""c"" d",e` has quotes at 2 5 6 8 9 12: opening 2 6 9, closing 5 8 12. 6 and 9 directly
     # follow a closing quote, so 5 6 and 8 9 are doubled quotes.
     opening, closing = quotes[::2], quotes[1::2]

@@ -63,20 +63,47 @@ def bounded(counts: Mapping[str, int]) -> dict[str, int]:
 
 
 def look_at_extra_fields(
-    rows: Rows, extra: ExtraFields, config: SourceConfig
+    rows: Rows,
+    extra: ExtraFields,
+    name_of: Callable[[int], str],
+    row_format: str,
+    config: SourceConfig,
+    uri: str,
 ) -> tuple[Counter[str], dict[int, tuple[str, str]]]:
     """Count the rows with a non-empty extra field, and find those with media.
+
+    Args:
+        rows: parsed rows.
+        extra: from `find_extra_fields`.
+        name_of: name of a row by its index, for messages: `line 18`.
+        row_format: their format.
+        config: the source.
+        uri: for messages.
 
     Returns:
         Field -> number of rows; index of each row with media that is not ignored -> reason and
         detail.
+
+    Raises:
+        SourceError: the `label` of a row of an `auto` source marks its answer as bad; the message
+            names the row and what to change in the recipe.
     """
+    checks_labels = config.format == "auto" and "label" not in config.ignored_fields
     counts: Counter[str] = Counter()
     media: dict[int, tuple[str, str]] = {}
     for index, row in enumerate(rows) if any(extra.values()) else ():
         if not isinstance(row, dict):
             continue
         held = [name for name in extra[tuple(row)] if row[name] not in _NOTHING]
+        if checks_labels and "label" in held and row["label"] is False:
+            raise SourceError(
+                f"source file '{uri}': {name_of(index)} has `label: false`, which marks a bad "
+                f"answer in data for KTO, and format '{row_format}' would train it as a good one. "
+                "Set `where: label` to leave out such rows, or `format: kto` and `pack: {strategy: "
+                "none}` to publish all rows with their labels. If the label means something else, "
+                f"set `format: {row_format}`",
+                uri=uri,
+            )
         counts.update(held)
         for name in held:
             if name not in config.ignored_fields and is_media(row[name]):
@@ -112,68 +139,22 @@ def is_media(value: object) -> bool:
 
 def drop_media_parts(rows: Rows) -> tuple[Rows, set[int]]:
     """Remove content parts with media; return the rows, and the indices of those that had some."""
-    num_parts = 0
-
-    def clean(value: object) -> object:
-        nonlocal num_parts
-        if isinstance(value, str) and value.lstrip()[:1] == "[" and '"type"' in value:
-            before, parsed = num_parts, clean(value_of(value))
-            return value if num_parts == before else parsed
-        if isinstance(value, dict):
-            return {key: clean(item) for key, item in value.items()}
-        if isinstance(value, list):
-            kept = [item for item in value if not is_media_part(item)]
-            num_parts += len(value) - len(kept)
-            return list(map(clean, kept))
-        return value
-
-    cleaned, had_some = [], set()
-    for index, row in enumerate(rows):
-        before = num_parts
-        cleaned.append(clean(row))
-        if num_parts > before:
-            had_some.add(index)
+    cleaned = list(map(_without_media, rows))
+    had_some = {index for index, row in enumerate(rows) if row != cleaned[index]}
     return (Rows(cleaned), had_some) if had_some else (rows, had_some)
 
 
-def check_labels(
-    rows: Rows,
-    name_of: Callable[[int], str],
-    extra: ExtraFields,
-    row_format: str,
-    config: SourceConfig,
-    uri: str,
-) -> None:
-    """Refuse an `auto` source with rows whose `label` marks their answer as bad.
-
-    Args:
-        rows: parsed rows.
-        name_of: name of a row by its index, for messages: `line 18`.
-        extra: from `find_extra_fields`.
-        row_format: the detected format.
-        config: the source.
-        uri: for messages.
-
-    Raises:
-        SourceError: there is one; the message names it and what to change in the recipe.
-    """
-    if config.format != "auto" or "label" in config.ignored_fields:
-        return
-    labelled = {keys for keys, names in extra.items() if "label" in names}
-    for index, row in enumerate(rows) if labelled else ():
-        if isinstance(row, dict) and tuple(row) in labelled and row["label"] is False:
-            said = f"source file '{uri}': {name_of(index)} {bad_answer_remedy(row_format)}"
-            raise SourceError(said, uri=uri)
-
-
-def bad_answer_remedy(row_format: str) -> str:
-    """Return what to do about rows with `label: false`, for a format that does not read it."""
-    return (
-        "has `label: false`, which marks a bad answer in data for KTO, and format "
-        f"'{row_format}' would train it as a good one. Set `where: label` to leave out such rows, "
-        "or `format: kto` and `pack: {strategy: none}` to publish all rows with their labels. If "
-        f"the label means something else, set `format: {row_format}`"
-    )
+def _without_media(value: object) -> object:
+    """Remove content parts with media from a value; text that is JSON becomes a list if it had."""
+    if isinstance(value, str) and value.lstrip()[:1] == "[" and '"type"' in value:
+        parsed = value_of(value)
+        cleaned = _without_media(parsed)
+        return value if cleaned == parsed else cleaned
+    if isinstance(value, dict):
+        return {key: _without_media(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_without_media(item) for item in value if not is_media_part(item)]
+    return value
 
 
 # Text that nothing reads.
@@ -187,10 +168,10 @@ _MIN_WORDS = 4
 _MIN_LETTERS = 10
 UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]")
 """Letters of scripts without spaces: Thai, Lao, Burmese, Khmer, Japanese, Chinese."""
+# A word, from its first letter.
 _WORD = re.compile(r"[^\W\d_]\S*")
-"""A word, from its first letter."""
+# Texts of a field or conversation that are compared, and fields of a shard: bound time and memory.
 _MAX_PIECES = 200
-"""Texts of a field or conversation that are compared. Bounds time."""
 _MAX_FIELDS = 1000
 
 
@@ -220,11 +201,7 @@ class UnreadText:
 
 @dataclass(slots=True)
 class UnreadTexts:
-    """Counts fields with text that nothing reads, in the rows of a shard.
-
-    A field does not count if its text is part of what is read from its row, or consists of what is
-    read and words that repeat in other rows: `text` is often the prompt and answer in a template.
-    """
+    """Counts fields with text that nothing reads, in the rows of a shard."""
 
     config: SourceConfig
     _rows: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
@@ -283,6 +260,10 @@ class UnreadTexts:
                 found[index] = texts
         if found:
             self._compare(found, adapted, arguments, place_of)
+
+    # A field does not count if its text is part of what is read from its row, or consists of what
+    # is read and words that repeat in other rows: `text` is often the prompt and answer in a
+    # template. So the hash of what remains is kept, and `result` drops those that repeat.
 
     def _compare(
         self,

@@ -11,7 +11,7 @@ from typing import Literal
 import orjson
 
 from packhouse.errors import SourceError
-from packhouse.read.json_structure import split_elements
+from packhouse.read.records import split_elements
 from packhouse.recipe.source import FileFormat
 
 Compression = Literal["none", "gzip", "zstd"]
@@ -30,6 +30,7 @@ FORMATS_BY_ENDING: dict[str, FileFormat] = {
 }
 """Endings that a folder is searched for, also with `.gz` or `.zst` added."""
 
+# Read only by name: folders of data often have files with these endings and other contents.
 _NAMED_ONLY: dict[str, FileFormat] = {
     "xlsx": "xlsx",
     "ods": "xlsx",
@@ -38,8 +39,6 @@ _NAMED_ONLY: dict[str, FileFormat] = {
     "db": "sqlite",
     "duckdb": "duckdb",
 }
-"""Endings of files that are read only by name: folders of data often have such files with other
-contents."""
 
 _COMPRESSIONS: tuple[tuple[Compression, bytes, str], ...] = (
     ("gzip", b"\x1f\x8b", ".gz"),
@@ -168,16 +167,20 @@ def format_of(head: bytes, name: str, wanted: FileFormat | Literal["auto"], uri:
     elif text.startswith(b"[") and not rest.strip() and value and isinstance(value[0], dict):
         num_rows = 0 if {"role", "from"} & value[0].keys() else len(value)
     found: FileFormat
-    if wanted == "auto" and named in ("json", "jsonl", None) and _is_bare_array(text, is_json):
-        return "json"
+    if wanted == "auto" and named in ("json", "jsonl", None) and text[:1] == b"{" and not is_json:
+        # Objects with commas between them, or several on one line: an array without brackets.
+        for comma in split_elements(text).commas[:1].tolist():
+            after = text[comma:].removeprefix(b",").lstrip()
+            if after[:1] == b"{" and (after != text[comma:] or b"\n" not in text.rstrip()):
+                return "json"
     if named not in ("json", None):
         found = named
-        if named == "jsonl" and wanted == "auto" and num_rows:
-            found = "json"
-        elif named == "jsonl" and wanted == "auto" and first.rstrip() == b"{":
-            found = "objects" if rest.lstrip().startswith(b'"') else named  # its first key
-        elif named == "jsonl" and wanted == "auto" and not is_json and _goes_on(text):
-            found = "objects"
+        if named == "jsonl" and wanted == "auto":
+            is_open = first.rstrip() == b"{"
+            if num_rows:
+                found = "json"
+            elif rest.lstrip().startswith(b'"') if is_open else not is_json and _goes_on(text):
+                found = "objects"  # an open object goes on with its first key
     elif text.startswith(b"["):
         has_more = rest.lstrip()[:1] == b"[" and wanted == "auto"
         found = (
@@ -206,16 +209,6 @@ def format_of(head: bytes, name: str, wanted: FileFormat | Literal["auto"], uri:
             uri=uri,
         )
     return found
-
-
-def _is_bare_array(text: bytes, is_row: bool) -> bool:
-    """Return True if a text is objects separated by commas, or several objects on one line."""
-    if is_row or not text.startswith(b"{"):
-        return False
-    for comma in split_elements(text).commas[:1].tolist():
-        rest = text[comma:].removeprefix(b",").lstrip()
-        return rest[:1] == b"{" and (rest != text[comma:] or b"\n" not in text.rstrip())
-    return False
 
 
 def _what_is(head: bytes) -> str:

@@ -3,13 +3,6 @@
 Local paths use the standard library; s3fs, obstore and the Hub's client are imported on first use,
 with credentials from the environment only. Anything but a plain file (symbolic links, FIFOs, a
 folder in place of a file) is refused: a link can change what a recipe means without changing it.
-
-On the Hugging Face Hub, `hf://datasets/ORG/NAME[@REVISION]/PATH`, a revision (a branch, a tag, a
-commit; by default `main`) is resolved to its commit when the source is scanned, and every later
-read uses that commit: a push in between changes nothing. Keys hold the digest of the bytes, not
-the revision. A file is downloaded once, into the Hub client's cache (`HF_HUB_CACHE`, `HF_HOME`);
-an interrupted download resumes. If the revision is a commit and its files are in the cache, no
-network is needed. The token comes from `HF_TOKEN` only; a login saved on disk is not used.
 """
 
 import os
@@ -58,7 +51,15 @@ def find_files(config: SourceConfig) -> list[SourceFile]:
     path = config.path
     scheme = _check_uri(path)
     if scheme in ("", "file"):
-        files = _find_local(Path(path.removeprefix("file://")).expanduser())
+        local = Path(path.removeprefix("file://")).expanduser()
+        with file_errors(str(local)):
+            if _GLOB.search(str(local)) and not local.exists():
+                files = _local_glob(local)
+            elif local.is_dir():
+                inside = sorted(local.rglob("*"))
+                files = [_local(p, local) for p in inside if _is_data(p.relative_to(local))]
+            else:
+                files = [_local(local, local.parent)]
     elif scheme == "hf":
         files = find_on_hub(path)
     else:
@@ -205,17 +206,6 @@ def _check_uri(path: str) -> str:
     return parts.scheme
 
 
-def _find_local(path: Path) -> list[SourceFile]:
-    text = str(path)
-    with file_errors(text):
-        if _GLOB.search(text) and not path.exists():
-            return _local_glob(path)
-        if path.is_dir():
-            found = sorted(path.rglob("*"))
-            return [_local(p, path) for p in found if _is_data(p.relative_to(path))]
-        return [_local(path, path.parent)]
-
-
 def _local_glob(pattern: Path) -> list[SourceFile]:
     parts = pattern.parts
     first = next(i for i, part in enumerate(parts) if _GLOB.search(part))
@@ -303,7 +293,14 @@ def _pin(info: Mapping[str, Any]) -> str:
     return str(tag or "").strip('"')
 
 
-# Files of dataset repositories on the Hub.
+# Files of dataset repositories on the Hub: `hf://datasets/ORG/NAME[@REVISION]/PATH`.
+#
+# A revision (a branch, a tag, a commit; by default `main`) is resolved to its commit when the
+# source is scanned, and every later read uses that commit: a push in between changes nothing.
+# Keys hold the digest of the bytes, not the revision. A file is downloaded once, into the Hub
+# client's cache (`HF_HUB_CACHE`, `HF_HOME`); an interrupted download resumes. If the revision is
+# a commit and its files are in the cache, no network is needed. The token comes from `HF_TOKEN`
+# only; a login saved on disk is not used.
 
 
 _HUB_URI = re.compile(
@@ -437,55 +434,51 @@ def _glob_to_regex(pattern: str) -> re.Pattern[str]:
 @contextmanager
 def _hub_errors(wanted: HubPath) -> Iterator[None]:
     """Turn errors of the Hub's client into ours."""
+    from huggingface_hub import errors
+
     try:
         yield
     except Exception as error:
-        ours = _as_ours(error, wanted)
-        if ours is None:
+        repo = f"hf://datasets/{wanted.repo}"
+        response = getattr(error, "response", None)
+        status = 0 if response is None else response.status_code
+        has_token = bool(hub_options()["token"])
+        if isinstance(error, errors.GatedRepoError):
+            why = (
+                f"{repo} is gated. Request access on its page, and set HF_TOKEN to a token of that "
+                "account"
+            )
+        elif isinstance(error, errors.RevisionNotFoundError):
+            why = f"{repo} has no revision '{wanted.revision}'"
+        elif isinstance(error, errors.OfflineModeIsEnabled):
+            why = (
+                "HF_HUB_OFFLINE is set, so only files in the cache can be read, and only by commit "
+                "(@ and its 40 digits)"
+            )
+        elif (
+            isinstance(error, errors.LocalEntryNotFoundError | ConnectionError | TimeoutError)
+            or type(error).__module__.split(".")[0] in _HUB_CLIENTS
+        ):
+            raise TransientError(
+                f"source '{wanted.uri}': the Hub cannot be reached, and the file is not in the "
+                f"cache ({first_line(error)}). Check the network and HF_ENDPOINT"
+            ) from None
+        elif isinstance(error, errors.EntryNotFoundError):
+            why = "the repository has no such file"
+        elif not isinstance(error, errors.HfHubHTTPError):
             raise
-        raise ours from None
-
-
-def _as_ours(error: Any, wanted: HubPath) -> PackhouseError | None:
-    from huggingface_hub import errors
-
-    repo = f"hf://datasets/{wanted.repo}"
-    response = getattr(error, "response", None)
-    status = 0 if response is None else response.status_code
-    has_token = bool(hub_options()["token"])
-    if isinstance(error, errors.GatedRepoError):
-        why = (
-            f"{repo} is gated. Request access on its page, and set HF_TOKEN to a token of that "
-            "account"
-        )
-    elif isinstance(error, errors.RevisionNotFoundError):
-        why = f"{repo} has no revision '{wanted.revision}'"
-    elif isinstance(error, errors.OfflineModeIsEnabled):
-        why = (
-            "HF_HUB_OFFLINE is set, so only files in the cache can be read, and only by commit (@ "
-            "and its 40 digits)"
-        )
-    elif (
-        isinstance(error, errors.LocalEntryNotFoundError | ConnectionError | TimeoutError)
-        or type(error).__module__.split(".")[0] in _HUB_CLIENTS
-    ):
-        return TransientError(
-            f"source '{wanted.uri}': the Hub cannot be reached, and the file is not in the cache "
-            f"({first_line(error)}). Check the network and HF_ENDPOINT"
-        )
-    elif isinstance(error, errors.EntryNotFoundError):
-        why = "the repository has no such file"
-    elif not isinstance(error, errors.HfHubHTTPError):
-        return None
-    elif status == 429 or status >= 500:
-        return TransientError(f"source '{wanted.uri}': the Hub returned {status}", uri=wanted.uri)
-    elif status in (401, 403) and has_token:
-        why = f"HF_TOKEN is invalid or has no access to {repo} ({status})"
-    elif status in (401, 403):
-        why = f"{repo} is private or does not exist ({status}). To read a private one, set HF_TOKEN"
-    elif isinstance(error, errors.RepositoryNotFoundError):
-        unseen = ", or HF_TOKEN has no access to it" if has_token else ""
-        why = f"{repo} does not exist{unseen}. Check its name"
-    else:
-        why = f"the Hub refused the request ({status})"
-    return SourceError(f"source '{wanted.uri}': {why}", uri=wanted.uri)
+        elif status == 429 or status >= 500:
+            raise TransientError(
+                f"source '{wanted.uri}': the Hub returned {status}", uri=wanted.uri
+            ) from None
+        elif status in (401, 403) and has_token:
+            why = f"HF_TOKEN is invalid or has no access to {repo} ({status})"
+        elif status in (401, 403):
+            why = f"{repo} is private or does not exist ({status}). "
+            why += "To read a private one, set HF_TOKEN"
+        elif isinstance(error, errors.RepositoryNotFoundError):
+            unseen = ", or HF_TOKEN has no access to it" if has_token else ""
+            why = f"{repo} does not exist{unseen}. Check its name"
+        else:
+            why = f"the Hub refused the request ({status})"
+        raise SourceError(f"source '{wanted.uri}': {why}", uri=wanted.uri) from None

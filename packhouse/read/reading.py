@@ -24,7 +24,6 @@ from packhouse.read.extra_fields import (
     UnreadText,
     UnreadTexts,
     bounded,
-    check_labels,
     drop_media_parts,
     find_extra_fields,
     look_at_extra_fields,
@@ -33,7 +32,6 @@ from packhouse.read.records import MAX_BAD_ROWS, Failure, Rows, gc_paused, unwra
 from packhouse.read.row_formats import (
     Adapted,
     RowOptions,
-    adapt,
     check_same_format,
     read_options,
     row_format_called,
@@ -187,7 +185,7 @@ def read_shard(
         SourceError: the file changed since the scan, mixes formats, or cannot be read.
         TransientError: the storage did not answer.
     """
-    reader = _Reader(config, rules, group_by)
+    reader = _Reader(config, rules, group_by, UnreadTexts(config))
     with gc_paused():
         parts = for_parts(shard, rules, reader.read)
     notes, fields = Counter(shard.notes), Counter[str]()
@@ -220,11 +218,8 @@ class _Reader:
     config: SourceConfig
     rules: ValidateConfig
     group_by: GroupBy
+    unread_texts: UnreadTexts
     num_bad: int = 0
-    unread_texts: UnreadTexts = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.unread_texts = UnreadTexts(self.config)
 
     def read(self, part: Part) -> ShardRows:
         """Check the rows of a part and give them ids.
@@ -270,8 +265,9 @@ class _Reader:
         elif config.format == "auto":
             check_same_format(records.rows, name_of, row_format, config.fields, shard.uri)
         extra = find_extra_fields(records.rows.layouts, row_format, config)
-        check_labels(records.rows, name_of, extra, row_format, config, shard.uri)
-        extra_fields, media_fields = look_at_extra_fields(records.rows, extra, config)
+        extra_fields, media_fields = look_at_extra_fields(
+            records.rows, extra, name_of, row_format, config, shard.uri
+        )
         if config.media == "drop_parts":  # nothing reads these fields
             has_media, media_fields = has_media | media_fields.keys(), {}
         options = read_options(records.rows, config)
@@ -285,7 +281,7 @@ class _Reader:
             given = given and [given[i] for i in fit]
         self._check_bad(shard.uri, part.row_start, len(records.failures))
         # Rows become conversations, and conversations become a table.
-        adapted = adapt(records.rows, row_format, config)
+        adapted = row_format_called(row_format).read_all(records.rows, config)
         kept, bad = _apply_rules(adapted, self.rules, row_format)
         failures = records.failures + records.failures_of([*adapted.failures, *bad])
         dropped += records.failures_of(adapted.dropped)

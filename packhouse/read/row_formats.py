@@ -12,8 +12,8 @@ Rows of any format can have options next to their conversation: `chat_template_k
 
 import math
 from abc import ABC, abstractmethod
-from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
@@ -49,11 +49,10 @@ MESSAGE_FIELDS = frozenset(("messages", "conversations", "conversation"))
 """Names of fields with messages. Only the messages' own keys distinguish chat from ShareGPT."""
 
 
-Row: TypeAlias = dict[str, Any]
+Row: TypeAlias = dict[Any, Any]
+"""Keys are text, so `row.get(names.get("tools"))` is None if the row has no such field."""
 Names: TypeAlias = dict[str, str]
 """Our field -> the row's field, for the fields that it has."""
-Naming: TypeAlias = dict[tuple[str, ...], Names]
-"""Keys of rows -> the names for all rows with these keys."""
 
 
 @dataclass(slots=True)
@@ -129,11 +128,13 @@ class RowFormat(ABC):
     """True if a row can only be read together with the other rows of its file."""
     takes_lists: ClassVar[bool] = False
     """True if a row can be a list."""
+    is_detected: ClassVar[bool] = True
+    """False if rows have this format only if the recipe names it."""
+    ignored: ClassVar[tuple[str, ...]] = ()
+    """Keys that the format does not read because they follow from the others."""
 
     def names(self, keys: Collection[str], renamed: Mapping[str, str]) -> dict[str, str]:
         """Map our fields to the file's fields, for those among `keys`.
-
-        A field that `renamed` assigns is not read a second time under its usual name.
 
         Example:
             >>> formats = row_formats()
@@ -144,6 +145,7 @@ class RowFormat(ABC):
         """
         found = {}
         known = self.required | self.optional
+        # A field that `renamed` assigns is not read a second time under its usual name.
         taken = {theirs for ours, theirs in renamed.items() if ours in known}
         for ours, aliases in known.items():
             for name in (renamed[ours],) if ours in renamed else aliases:
@@ -154,12 +156,12 @@ class RowFormat(ABC):
 
     def unread(self, keys: Collection[str], renamed: Mapping[str, str]) -> list[str]:
         """Return the keys that the format does not read."""
-        read = set(self.names(keys, renamed).values())
+        read = {*self.names(keys, renamed).values(), *self.ignored}
         return [key for key in keys if key not in read]
 
     def fits(self, keys: Collection[str], renamed: Mapping[str, str]) -> bool:
         """Return True if rows with these keys may have this format; `holds` checks the values."""
-        return self.required.keys() <= self.names(keys, renamed).keys()
+        return self.is_detected and self.required.keys() <= self.names(keys, renamed).keys()
 
     def holds(self, row: Row, names: Names) -> bool:
         """Return True if the values of a row with fitting keys have this format."""
@@ -178,30 +180,23 @@ class RowFormat(ABC):
             BadRowError: it has no conversation.
         """
 
-    def read_all(self, rows: Rows, naming: Naming, config: SourceConfig) -> Adapted:
-        """Return the conversations of rows, and the rows that have none.
-
-        Args:
-            rows: parsed rows; values of any type.
-            naming: keys of rows -> our field -> the row's field.
-            config: their source.
-        """
+    def read_all(self, rows: Rows, config: SourceConfig) -> Adapted:
+        """Return the conversations of rows of any type, and the rows that have none."""
+        naming = {keys: self.names(keys, config.fields) for keys in rows.layouts}
         found: list[tuple[int, Conversation]] = []
         failures: list[tuple[int, str, str]] = []
         for index, row in enumerate(rows):
             try:
                 if not isinstance(row, dict) and not self.takes_lists:
                     raise BadRowError("not_an_object", f"the row is {kind_of(row)}, not an object")
-                names = naming[tuple(row)] if isinstance(row, dict) else {}
+                names = naming.get(tuple(row), {}) if isinstance(row, dict) else {}
                 found += ((index, each) for each in self.read(row, names, config))
             except BadRowError as bad:
                 failures.append((index, bad.reason, bad.detail))
         return Adapted.of(found, failures)
 
 
-def check_present(
-    row: dict[str, object], fields: Iterable[str], names: dict[str, str], config: SourceConfig
-) -> None:
+def check_present(row: Row, fields: Iterable[str], names: Names, config: SourceConfig) -> None:
     """Refuse a row that lacks one of `fields`.
 
     Raises:
@@ -214,18 +209,13 @@ def check_present(
             raise BadRowError("fields", f"no field {wanted!r}; the row has {has}")
 
 
-def optional(row: Row, names: Names, ours: str) -> Any:
-    """Return the value of a row's field, None without it."""
-    return row[names[ours]] if ours in names else None
-
-
 def optional_text(row: Row, names: Names, ours: str) -> str | None:
     """Return the text of a row's field, None without it.
 
     Raises:
         BadRowError: the value is not text.
     """
-    value = optional(row, names, ours)
+    value = row.get(names.get(ours))
     if not isinstance(value, str | None):
         raise BadRowError("type", f"{names[ours]} is {kind_of(value)}, not text")
     return value
@@ -260,10 +250,7 @@ class Mixed(RowFormat):
     """Rows of several formats, each read by the first one that fits."""
 
     takes_lists: ClassVar[bool] = True
-
-    def fits(self, keys: Collection[str], renamed: Mapping[str, str]) -> bool:
-        """Return False: only the recipe can declare that a file mixes formats."""
-        return False
+    is_detected: ClassVar[bool] = False
 
     def unread(self, keys: Collection[str], renamed: Mapping[str, str]) -> list[str]:
         """Return the keys that no format which fits the row reads."""
@@ -325,10 +312,10 @@ class PluginRows(RowFormat):
         """Return nothing: only `read_all` can tell what the plug-in reads."""
         return []
 
-    def read_all(self, rows: Rows, naming: Naming, config: SourceConfig) -> Adapted:
+    def read_all(self, rows: Rows, config: SourceConfig) -> Adapted:
         """Call the plug-in with each row, and note the fields that it does not access."""
         watched = [_WatchedRow(row, config.fields) if type(row) is dict else row for row in rows]
-        adapted = super().read_all(Rows(watched), defaultdict(dict), config)
+        adapted = super().read_all(Rows(watched), config)
         for index, row in enumerate(watched):
             if isinstance(row, _WatchedRow):
                 read = row.fields_read().union(option_names(rows[index], config).values())
@@ -343,21 +330,20 @@ class PluginRows(RowFormat):
         conversations = returned if isinstance(returned, list) else [returned]
         if not conversations:
             raise BadRowError("no_messages", f"{self.plugin} found no conversation")
-        return [self._conversation(each, config) for each in conversations]
-
-    def _conversation(self, found: object, config: SourceConfig) -> Conversation:
-        if not isinstance(found, dict) or not {"messages"} <= found.keys() <= _OF_CONVERSATION:
-            raise PluginError(
-                f"{self.plugin} returned {_keys_of(found)}. Return a dict with 'messages' and "
-                "optionally 'tools' and 'label'"
-            )
-        read = read_messages(found["messages"], found.get("tools"), None)
-        if found.get("label") is None:
-            return read
-        return read._replace(label=class_index(found["label"], config.label_names))
-
-
-_OF_CONVERSATION = {"messages", "tools", "label"}
+        found: list[Conversation] = []
+        for each in conversations:
+            allowed = {"messages", "tools", "label"}
+            if not isinstance(each, dict) or not {"messages"} <= each.keys() <= allowed:
+                raise PluginError(
+                    f"{self.plugin} returned {_keys_of(each)}. Return a dict with 'messages' and "
+                    "optionally 'tools' and 'label'"
+                )
+            label = each.get("label")
+            if label is not None:
+                label = class_index(label, config.label_names)
+            read = read_messages(each["messages"], each.get("tools"), None)
+            found.append(read._replace(label=label))
+        return found
 
 
 class _WatchedRow(dict[str, Any]):
@@ -383,24 +369,18 @@ class _WatchedRow(dict[str, Any]):
         self._taken.add(name)
         return super().__getitem__(name)
 
-    def get(self, name: str, default: Any = None) -> Any:
-        self._taken.add(name)
-        return super().get(name, default)
-
-    def pop(self, name: str, *default: Any) -> Any:
-        self._taken.add(name)
-        return super().pop(name, *default)
-
-    def items(self) -> Any:
-        self._taken |= self._names.keys()
-        return super().items()
-
-    def values(self) -> Any:
-        self._taken |= self._names.keys()
-        return super().values()
+    # Those of `dict` would not call `__getitem__`.
+    get: Any = Mapping.get
+    pop: Any = MutableMapping.pop
 
     def copy(self) -> Row:
-        return dict(self.items())
+        return dict(self)
+
+    def items(self) -> Any:
+        return self.copy().items()
+
+    def values(self) -> Any:
+        return self.copy().values()
 
     def __or__(self, other: Any) -> Any:
         return self.copy() | other
@@ -440,22 +420,6 @@ def check_fields(config: SourceConfig) -> None:
                 f"source '{config.path}': `fields` has the unknown key '{name}'{named}"
                 f"{near_name(name, known) or '. Keys are: ' + ', '.join(sorted(known))}"
             )
-
-
-def adapt(rows: Rows, row_format: str, config: SourceConfig) -> Adapted:
-    """Turn rows of one format into conversations.
-
-    Args:
-        rows: parsed rows; values of any type.
-        row_format: a built-in format or a plug-in's.
-        config: the source, for `fields`, `label_names` and `oasst_paths`.
-
-    Returns:
-        Conversations and failures; each row gives at least one conversation or fails.
-    """
-    reader = row_format_called(row_format)
-    naming = {keys: reader.names(keys, config.fields) for keys in rows.layouts}
-    return reader.read_all(rows, naming, config)
 
 
 def row_format_of(

@@ -25,13 +25,13 @@ from packhouse.read.files import (
     pin_of,
     source_name,
 )
-from packhouse.read.json_arrays import ArrayFile
 from packhouse.read.records import Records, Rows, gc_paused, unwrapped
 from packhouse.read.row_formats import check_fields, find_row_format, row_formats
 from packhouse.read.streams import CHUNK_BYTES, FileStream, read_range
 from packhouse.read.tabular import TABULAR, decode_head, parse_tables
 from packhouse.read.text_files import (
     MAX_RECORD_BYTES,
+    ArrayFile,
     LinesFile,
     NotInBlocksError,
     ObjectsFile,
@@ -115,12 +115,10 @@ class SourceShard:
             object.__setattr__(self, "header", tuple(self.header))
 
     def identity(self) -> dict[str, Any]:
-        """Return the fields that determine the rows; use it in cache keys, not the whole shard.
-
-        The file's location, time and digest are left out, so that unchanged shards of a copied or
-        appended file keep their identity.
-        """
+        """Return the fields that determine the rows; use it in cache keys, not the whole shard."""
         known = asdict(self)
+        # Without the file's location, time and digest, unchanged shards of a copied or appended
+        # file keep their identity.
         left_out = ["uri", "pin", "file_sha256", "file_size", "num_rows", "compression", "encoding"]
         left_out += [name for name in ("columns", "table") if known[name] is None]  # older keys
         return {name: value for name, value in known.items() if name not in left_out}
@@ -188,17 +186,7 @@ def _scan_file(
             uri=file.uri,
         )
     whole = replace(whole, file_sha256=stream.stored_sha256.hexdigest(), header=text_file.header)
-    shards = [
-        replace(
-            whole,
-            byte_start=cut.start,
-            byte_end=cut.end,
-            row_start=cut.row_start,
-            num_rows=cut.num_rows,
-            sha256=cut.sha256,
-        )
-        for cut in cuts
-    ]
+    shards = [replace(whole, **asdict(cut)) for cut in cuts]
     row_format: str = config.format
     if row_format == "auto" and not config.is_reshaped:
         sample = text_file.sample(head[:HEAD_BYTES].removeprefix(BOM))
@@ -282,36 +270,35 @@ def for_parts(shard: SourceShard, rules: ValidateConfig, use: Callable[[Part], _
     Parts only bound memory. If they cannot be parsed separately (an array that is not valid JSON),
     the whole shard becomes one part, and earlier results of `use` are dropped.
     """
-    needs_all_rows = _needs_all_rows(shard)
+    data, text_file = b"", None
+    blocks: Iterable[tuple[int, int, Records]]
     if shard.file_format in TABULAR:
         if pin_of(shard.uri) != (shard.file_size, shard.pin):
             raise _changed(shard)
         assert shard.num_rows is not None
         rows = (shard.row_start, shard.num_rows)
         tables = parse_tables(shard.uri, shard.file_format, *rows, shard.table)
-        if needs_all_rows:
+        if _needs_all_rows(shard):
             tables = iter([_joined(tables)])
-        return list(map(use, _parts(shard, b"", ((0, 0, records) for records in tables))))
-    data = read_shard_bytes(shard, shard.byte_end)
-    if hashlib.sha256(data).hexdigest() != shard.sha256:
-        raise _changed(shard)
-    text_file = TEXT_FILES[shard.file_format](shard.uri, header=shard.header)
+        blocks = ((0, 0, records) for records in tables)
+    else:
+        data = read_shard_bytes(shard, shard.byte_end)
+        if hashlib.sha256(data).hexdigest() != shard.sha256:
+            raise _changed(shard)
+        text_file = TEXT_FILES[shard.file_format](shard.uri, header=shard.header)
+        blocks = text_file.blocks(data, rules.max_row_bytes)
+        if _needs_all_rows(shard):
+            blocks = [(0, len(data), text_file.parse(data, rules.max_row_bytes, shard.num_rows))]
+    found, row = list[_T](), shard.row_start
     try:
-        if needs_all_rows:
-            raise NotInBlocksError
-        return list(map(use, _parts(shard, data, text_file.blocks(data, rules.max_row_bytes))))
+        for start, end, records in blocks:
+            found.append(use(Part(shard, row, shard.byte_start + start, data[start:end], records)))
+            row += records.num_records
     except NotInBlocksError:
+        assert text_file is not None
         records = text_file.parse(data, rules.max_row_bytes, shard.num_rows)
         return [use(Part(shard, shard.row_start, shard.byte_start, data, records))]
-
-
-def _parts(
-    shard: SourceShard, data: bytes, blocks: Iterable[tuple[int, int, Records]]
-) -> Iterator[Part]:
-    row = shard.row_start
-    for start, end, records in blocks:
-        yield Part(shard, row, shard.byte_start + start, data[start:end], records)
-        row += records.num_records
+    return found
 
 
 def _joined(tables: Iterable[Records]) -> Records:

@@ -3,19 +3,15 @@
 Compression is detected from the first bytes, never from the name. A stream that expands more than
 100:1 is refused before it fills memory. So are truncated streams, wrong checksums and garbage after
 the end: many readers stop there silently, which would publish half a dataset.
-
-Messages give the line on which a row begins, counted from 1 as in an editor. Tables have only the
-number of a record and the offset of its first byte, so to find a line, a local file is read up to
-that byte.
 """
 
 import codecs
 import hashlib
 import os
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import IO, Any
+from dataclasses import dataclass, field
+from typing import IO, Any, ClassVar
 
 import pyarrow as pa
 
@@ -31,21 +27,19 @@ MAX_RATIO = 100
 _RATIO_FREE_BYTES = 2**20  # a small file of one repeated row may compress better than 100:1
 
 
+@dataclass(eq=False)
 class FileStream:
     """Uncompressed chunks of a file; `stored_sha256` and `stored_bytes` are complete at the end."""
 
-    closed = False  # Arrow needs this and `close`
+    closed: ClassVar[bool] = False  # Arrow needs this and `close`
 
-    def __init__(
-        self, uri: str, compression: Compression = "none", encoding: str = "utf-8"
-    ) -> None:
-        self.uri = uri
-        self.compression = compression
-        self.encoding = encoding
-        self.stored_sha256 = hashlib.sha256()
-        self.stored_bytes = 0
-        self._file: IO[bytes]
-        self._storage_error: Exception | None = None
+    uri: str
+    compression: Compression = "none"
+    encoding: str = "utf-8"
+    stored_sha256: "hashlib._Hash" = field(default_factory=hashlib.sha256)
+    stored_bytes: int = 0
+    _file: IO[bytes] = field(init=False)
+    _storage_error: Exception | None = None
 
     def __iter__(self) -> Iterator[bytes]:
         return self._uncompressed() if self.encoding == "utf-8" else self._in_utf8()
@@ -79,7 +73,20 @@ class FileStream:
             bytes_out = 0
             stored = pa.PythonFile(self, mode="r")
             reader = pa.CompressedInputStream(stored, self.compression)
-            while chunk := self._decompress(reader):
+            while True:
+                try:
+                    chunk = reader.read(CHUNK_BYTES)
+                except OSError as error:
+                    if self._storage_error is not None:
+                        raise self._storage_error from None
+                    raise SourceError(
+                        f"the {self.compression} stream of source file '{self.uri}' is damaged, "
+                        f"truncated or followed by garbage ({error}). Download or compress it "
+                        "again",
+                        uri=self.uri,
+                    ) from None
+                if not chunk:
+                    return
                 bytes_out += len(chunk)
                 if bytes_out > max(_RATIO_FREE_BYTES, MAX_RATIO * self.stored_bytes):
                     raise SourceError(
@@ -104,19 +111,6 @@ class FileStream:
     def close(self) -> None:
         """Do nothing: iteration closes the file."""
 
-    def _decompress(self, reader: pa.CompressedInputStream) -> bytes:
-        try:
-            chunk: bytes = reader.read(CHUNK_BYTES)
-        except OSError as error:
-            if self._storage_error is not None:
-                raise self._storage_error from None
-            raise SourceError(
-                f"the {self.compression} stream of source file '{self.uri}' is damaged, truncated "
-                f"or followed by garbage ({error}). Download or compress it again",
-                uri=self.uri,
-            ) from None
-        return chunk
-
 
 def read_range(
     uri: str,
@@ -127,10 +121,6 @@ def read_range(
     encoding: str = "utf-8",
 ) -> bytes:
     """Return bytes [start, end) of a file, uncompressed and in UTF-8; fewer if the file is shorter.
-
-    A compressed file, or one in another encoding, can only be read from its beginning. The stream
-    of the last read is therefore kept open at its position: reading shards in order decompresses
-    the file once per process and keeps two chunks in memory. A read of earlier bytes starts over.
 
     Args:
         uri: the file.
@@ -148,24 +138,34 @@ def read_range(
                 parts.append(chunk)
                 start += len(chunk)
             return parts[0] if len(parts) == 1 else b"".join(parts)
+    # Such a file can only be read from its beginning. So the stream of the last read is kept open
+    # at its position: reading shards in order decompresses the file once per process and keeps two
+    # chunks in memory. A read of earlier bytes starts over.
     key = (uri, compression, pin, encoding)
-    cursor = _CURSORS.take(key, start) or _Cursor(FileStream(uri, compression, encoding))
+    cursor = _Cursor(iter(FileStream(uri, compression, encoding)))
+    known = [item for item in tuple(_IDLE) if item[0] == key and item[1].position <= start]
+    for item in sorted(known, key=lambda item: item[1].position, reverse=True):
+        with suppress(ValueError):  # another thread took it meanwhile
+            _IDLE.remove(item)
+            cursor = item[1]
+            break
     data = cursor.read(start, end)
     if len(data) == end - start:
-        _CURSORS.keep(key, cursor)
+        _IDLE.append((key, cursor))
+        del _IDLE[:-_MAX_IDLE]
     return data
 
 
+@dataclass(eq=False)
 class _Cursor:
     """A position in an uncompressed stream, from which reading continues."""
 
-    def __init__(self, stream: FileStream) -> None:
-        self.chunks = iter(stream)
-        self.chunk = b""
-        self.position = 0  # of the chunk's first byte
+    chunks: Iterator[bytes]
+    chunk: bytes = b""
+    position: int = 0  # of the chunk's first byte
 
     def read(self, start: int, end: int) -> bytes:
-        """Bytes [start, end); `start` is not before the position."""
+        """Return bytes [start, end); `start` is not before the position."""
         # Chunks of 4 bytes: read(2, 6) -> bytes 2:4 of the first and 0:2 of the second, whose rest
         # is kept with position 6.
         parts = []
@@ -181,41 +181,15 @@ class _Cursor:
                 return b"".join(parts)
 
 
-_Key = tuple[str, str, str, str]
-_MAX_CURSORS = 8
+_MAX_IDLE = 8
+# Open streams and what they were opened with, the least recently used first.
+_IDLE: list[tuple[tuple[str, str, str, str], _Cursor]] = []
+os.register_at_fork(after_in_child=_IDLE.clear)  # because the parent uses the same open files
 
 
-class _Cursors:
-    """Idle streams of this process; the least recently used ones are closed."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.idle: list[tuple[_Key, _Cursor]] = []
-
-    def take(self, key: _Key, start: int) -> _Cursor | None:
-        """Return the stream of this file with the last position before `start`."""
-        with self.lock:
-            known = [item for item in self.idle if item[0] == key and item[1].position <= start]
-            if not known:
-                return None
-            nearest = max(known, key=lambda item: item[1].position)
-            self.idle.remove(nearest)
-            return nearest[1]
-
-    def keep(self, key: _Key, cursor: _Cursor) -> None:
-        """Keep a stream for the next read."""
-        with self.lock:
-            self.idle.append((key, cursor))
-            del self.idle[:-_MAX_CURSORS]
-
-    def forget(self) -> None:
-        """Drop all streams in a forked child, because the parent uses the same open files."""
-        self.lock = threading.Lock()
-        self.idle = []
-
-
-_CURSORS = _Cursors()
-os.register_at_fork(after_in_child=_CURSORS.forget)
+# Messages give the line on which a row begins, counted from 1 as in an editor. Tables have only the
+# number of a record and the offset of its first byte, so to find a line, a local file is read up to
+# that byte.
 
 
 def lines_at(uri: str, offsets: Sequence[int], encoding: str = "utf-8") -> list[int]:

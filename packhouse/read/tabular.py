@@ -70,9 +70,7 @@ def parse_tables(
 ) -> Iterator[Records]:
     """Yield rows [row_start, row_start + num_rows) as dicts, a few megabytes at a time.
 
-    Columnar formats give every struct the keys of all rows, with null where a row has none. The
-    argument of one row's tool call must not become an argument of another, so nulls inside structs
-    are left out, even if the writer meant them; JSON text keeps its nulls.
+    Nulls inside structs are left out, even if the writer meant them; JSON text keeps its nulls.
 
     Raises:
         SourceError: the file is damaged, or over a limit of this module.
@@ -80,12 +78,15 @@ def parse_tables(
     if not num_rows:
         yield Records(Rows(), np.arange(0), 0)
         return
-    for batch in decode_rows(uri, file_format, row_start, row_start + num_rows, table):
+    call = partial(_rows, uri, file_format, row_start, row_start + num_rows, table)
+    for batch in _decode(uri, call):
         bad: dict[int, dict[str, str]] = {}
         if file_format in WITH_FAULTS:
             faults = batch.column(-1).to_pylist()
             bad = {number: fault for number, fault in enumerate(faults) if fault is not None}
             batch = batch.select(range(batch.num_columns - 1))
+        # Columnar formats give every struct the keys of all rows, with null where a row has none.
+        # The argument of one row's tool call must not become an argument of another.
         nested = [field.name for field in batch.schema if pa.types.is_nested(field.type)]
         found = batch.to_pylist()
         for row in found:
@@ -133,20 +134,6 @@ def decode_head(
         TransientError: the storage did not answer.
     """
     return _decode(uri, partial(_head, uri, file_format, num_rows, table))
-
-
-def decode_rows(
-    uri: str, file_format: str, first: int, end: int, table: str | None = None
-) -> Iterator[pa.RecordBatch]:
-    """Yield rows [first, end) of a file in batches of at most `BATCH_BYTES`.
-
-    For the formats `WITH_FAULTS`, the last column marks bad rows.
-
-    Raises:
-        SourceError: the file is damaged or exceeds a limit, which the message names.
-        TransientError: the storage did not answer.
-    """
-    return _decode(uri, partial(_rows, uri, file_format, first, end, table))
 
 
 def _decode(uri: str, call: Callable[[], Any]) -> Iterator[Any]:

@@ -1,11 +1,9 @@
-r"""Cut text files into shards of whole records, and parse the shards.
+"""Cut text files into shards of whole records, and parse the shards.
 
 A subclass of `TextFile` for each kind of file finds record boundaries and parses records; JSON
 Lines is the simplest. It is fed a file's uncompressed bytes in chunks, buffers those of the current
 shard, and cuts at the last record boundary within `max_shard_bytes`. Chunk sizes never change a
 cut.
-
-In JSON Lines only `\n` ends a line; U+2028, U+0085 and a lone `\r` are text.
 """
 
 import hashlib
@@ -13,10 +11,12 @@ import re
 import sys
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from itertools import islice
+from dataclasses import KW_ONLY, dataclass, field
+from functools import cache, partial
+from itertools import islice, pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,8 +24,16 @@ import orjson
 
 from packhouse.errors import SourceError
 from packhouse.read.file_formats import BOM
-from packhouse.read.json_structure import with_joined_objects_apart
-from packhouse.read.records import Ints, Records, parse_pieces
+from packhouse.read.records import (
+    Ints,
+    Records,
+    Rows,
+    between,
+    check_parsed,
+    parse_pieces,
+    split_elements,
+    with_joined_objects_apart,
+)
 from packhouse.read.streams import name_row
 
 SAMPLE_ROWS = 100
@@ -47,8 +55,8 @@ _IS_SPACE = np.isin(np.arange(256), list(b" \t\n\r\v\f"))
 class Cut:
     """One shard: bytes [start, end) of the uncompressed file."""
 
-    start: int
-    end: int
+    byte_start: int
+    byte_end: int
     row_start: int
     num_rows: int | None
     sha256: str
@@ -58,38 +66,28 @@ class NotInBlocksError(Exception):
     """A shard cannot be parsed in blocks, only as a whole."""
 
 
+@dataclass(eq=False)
 class TextFile(ABC):
-    """One kind of text file: cuts a file into shards and parses them.
+    """One kind of text file: cuts a file into shards and parses them."""
 
-    Args:
-        uri: for messages.
-        max_shard_bytes: size limit of a shard, unless one record is longer.
-        header: column names of CSV and TSV, if known.
-        rows_at: the field with the rows, in a JSON file that is one object.
-        encoding: of the file, to find line numbers for messages.
-        max_record_bytes: a longer record is refused.
-    """
-
-    def __init__(
-        self,
-        uri: str,
-        max_shard_bytes: int = 0,
-        *,
-        header: tuple[str, ...] | None = None,
-        rows_at: str | None = None,
-        encoding: str = "utf-8",
-        max_record_bytes: int = MAX_RECORD_BYTES,
-    ) -> None:
-        self.uri = uri
-        self.max_shard_bytes = max_shard_bytes
-        self.header = header
-        self.rows_at = rows_at
-        self.encoding = encoding
-        self.max_record_bytes = max_record_bytes
-        self.buffer = bytearray()
-        self.position = 0  # offset in the file of the buffer's first byte
-        self.num_rows = 0
-        self.notes: dict[str, int] = {}
+    uri: str
+    """For messages."""
+    max_shard_bytes: int = 0
+    """Size limit of a shard, unless one record is longer."""
+    _: KW_ONLY
+    header: tuple[str, ...] | None = None
+    """Column names of CSV and TSV, if known."""
+    rows_at: str | None = None
+    """The field with the rows, in a JSON file that is one object."""
+    encoding: str = "utf-8"
+    """Encoding of the file, to find line numbers for messages."""
+    max_record_bytes: int = MAX_RECORD_BYTES
+    """A longer record is refused."""
+    buffer: bytearray = field(default_factory=bytearray)
+    position: int = 0
+    """Offset in the file of the buffer's first byte."""
+    num_rows: int = 0
+    notes: dict[str, int] = field(default_factory=dict)
 
     @abstractmethod
     def boundary(self, data: bytearray) -> int | None:
@@ -229,6 +227,7 @@ class LinesFile(TextFile):
 
     def last_end(self, data: bytes | bytearray, start: int, size: int) -> int | None:
         """Return the end of the last record within `size` bytes, else of the first one, or None."""
+        # Only a newline ends a line; U+2028, U+0085 and a lone carriage return are text.
         end = data.rfind(b"\n", start, start + size) + 1
         return end or data.find(b"\n", start + size) + 1 or None
 
@@ -238,13 +237,22 @@ class LinesFile(TextFile):
 
     @staticmethod
     def spans(data: bytes | bytearray) -> Ints:
-        r"""Return start and end of each object, without a separating comma.
+        r"""Return start and end of each object: `{...} {...}` is two, `{...},` loses its comma.
 
         Example:
             >>> LinesFile.spans(b'{"a": 1},\n{"a": 2} {"a": 3}\n').tolist()
             [[0, 8], [10, 19], [19, 27]]
         """
-        return _objects_of(data, LinesFile.lines(data))
+        lines = LinesFile.lines(data)
+        array = np.frombuffer(data, np.uint8)
+        ends = lines[:, 1]
+        for _ in range(2):  # a line may end with a space and a carriage return
+            ends = ends - _IS_SPACE[array[ends - 1]]
+        is_long = ends > lines[:, 0] + 1
+        has_comma = (array[ends - 1] == _COMMA) & (array[ends - 2] == _CLOSE) & is_long
+        starts = lines[:, 0] + ((array[lines[:, 0]] == _COMMA) & is_long)
+        spans = np.stack([starts, np.where(has_comma, ends - 1, lines[:, 1])], axis=1)
+        return with_joined_objects_apart(data, spans)
 
     @staticmethod
     def lines(data: bytes | bytearray) -> Ints:
@@ -278,7 +286,7 @@ class LinesFile(TextFile):
         lines = self.lines(data)
         records = parse_pieces(data, lines, max_row_bytes)
         if records.failures:
-            records = parse_pieces(data, _objects_of(data, lines), max_row_bytes)
+            records = parse_pieces(data, self.spans(data), max_row_bytes)
         num_lines = data.count(b"\n") + (not data.endswith(b"\n") and bool(data))
         if num_lines > len(lines):
             records.notes["blank_lines"] = num_lines - len(lines)
@@ -292,7 +300,8 @@ class LinesFile(TextFile):
             yield start, end, self.parse(data[start:end], max_row_bytes)
 
     def count(self, size: int, *, is_last: bool) -> int | None:
-        """Count records in blocks, as a file can have half as many records as bytes."""
+        """Count records."""
+        # In blocks to bound memory: a file can have half as many records as bytes.
         data = self.buffer[:size]
         return sum(len(self.spans(data[start:end])) for start, end in self._bounds(data))
 
@@ -317,29 +326,17 @@ def filled_lines(array: npt.NDArray[np.uint8]) -> Ints:
     return np.flatnonzero(holds_text[1:] != holds_text[:-1]).reshape(-1, 2)
 
 
-def _objects_of(data: bytes | bytearray, lines: Ints) -> Ints:
-    """Return the spans of objects in lines: `{...} {...}` is two, `{...},` loses its comma."""
-    array = np.frombuffer(data, np.uint8)
-    ends = lines[:, 1]
-    for _ in range(2):
-        ends = ends - _IS_SPACE[array[ends - 1]]
-    has_comma = (array[ends - 1] == _COMMA) & (array[ends - 2] == _CLOSE) & (ends > lines[:, 0] + 1)
-    starts = lines[:, 0] + ((array[lines[:, 0]] == _COMMA) & (ends > lines[:, 0] + 1))
-    spans = np.stack([starts, np.where(has_comma, ends - 1, lines[:, 1])], axis=1)
-    return with_joined_objects_apart(data, spans)
-
-
+# A boundary is a line that ends in `}` before a non-blank line that begins with `{`, or `{` after a
+# `}` at the start of a line. Valid JSON has these nowhere else: objects in a list are separated by
+# commas, and strings cannot contain a newline. So no brackets are counted, and a broken object
+# harms at most its neighbour.
 _BETWEEN = re.compile(rb"\}[ \t\r]*\n\s*(?=\{)|^\}[ \t]*(?=\{)", re.MULTILINE)
 
 
 class ObjectsFile(LinesFile):
     """A sequence of JSON objects, each of which can span several lines.
 
-    A boundary is a line that ends in `}` before a non-blank line that begins with `{`, or `{`
-    after a `}` at the start of a line. Valid JSON has these nowhere else: objects in a list are
-    separated by commas, and strings cannot contain a newline. So no brackets are counted, and a
-    broken object harms at most its neighbour. Two objects with a comma between them are split if
-    together they are not valid JSON.
+    Two objects with a comma between them are split if together they are not valid JSON.
     """
 
     def last_end(self, data: bytes | bytearray, start: int, size: int) -> int | None:
@@ -369,3 +366,246 @@ class ObjectsFile(LinesFile):
 
 def _ends(data: bytes | bytearray, start: int, stop: int = sys.maxsize) -> Iterator[int]:
     return (found.end() for found in _BETWEEN.finditer(data, start, stop))
+
+
+# JSON arrays. Objects separated by commas or by nothing are read as an array without its brackets.
+
+
+_FIRST_BYTES = 2**16
+_MAX_DEPTH = 4  # objects around the list of rows
+
+
+class ArrayFile(TextFile):
+    """A JSON array: records end at its top-level commas."""
+
+    has_bracket = True
+    """False if the file begins with an object."""
+    num_elements = 0
+    """Elements before the last boundary that was found."""
+    path: Sequence[str] = ()
+    """With `rows_at`: the fields that lead to the list."""
+
+    def begin(self, *, at_end: bool) -> bool:
+        """Skip the opening bracket; with `rows_at`, everything before the list in its field."""
+        if self.rows_at is not None:
+            start = find_list(bytes(self.buffer[:_FIRST_BYTES]), self.rows_at)
+            if start is None and (at_end or len(self.buffer) >= _FIRST_BYTES):
+                raise SourceError(
+                    f"the first {_FIRST_BYTES:,} bytes of source file '{self.uri}' have no JSON "
+                    f"object with a list in field '{self.rows_at}'. Correct `rows_at`",
+                    uri=self.uri,
+                )
+            if start is not None:
+                self.path = path_of_list(bytes(self.buffer[:start]))
+            self._skip_to(start or 0)
+            return start is not None
+        space = len(self.buffer) - len(self.buffer.lstrip())
+        if space == len(self.buffer):
+            self.skip(space)
+            return at_end
+        self.has_bracket = self.buffer[space] == ord("[")
+        self._skip_to(space + self.has_bracket)
+        return True
+
+    def boundary(self, data: bytearray) -> int | None:
+        """Return the last comma within a shard's size, else the first comma after it."""
+        commas = split_elements(data[: self.max_shard_bytes + 1]).commas
+        self.num_elements = len(commas)
+        if len(commas):
+            return int(commas[-1])
+        commas = split_elements(data).commas
+        self.num_elements = 1
+        return int(commas[0]) if len(commas) else None
+
+    def count(self, size: int, *, is_last: bool) -> int | None:
+        """Return the count of `boundary`. The last shard is not counted: nothing needs it."""
+        if self.buffer[:size].isspace() or not size:
+            return 0
+        return None if is_last else self.num_elements
+
+    def after_cut(self) -> None:
+        """Skip the separating comma and the space after it."""
+        if self.buffer[:1] == b",":
+            self._skip_to(1)
+
+    def end_of_file(self) -> None:
+        """Drop the closing bracket; text after it is an error."""
+        tail = self.buffer.rstrip()
+        end = split_elements(tail).end if self.rows_at is not None else None
+        if end is not None:  # leave out the fields that follow the list in its objects
+            with suppress(orjson.JSONDecodeError):
+                around = orjson.loads(b'{"":' * len(self.path) + b"[" + tail[end:])
+                for _ in self.path[1:]:
+                    around = around[""]
+                if self.path[-1] not in around:
+                    tail = tail[: end + 1]
+        # Parsing the shard will tell whether a final bracket closes the array.
+        if tail.endswith(b"]") or not self.has_bracket:
+            self.buffer = tail.removesuffix(b"]").rstrip()
+            if self.buffer.endswith(b","):  # `{...},\n]`, as people write it; no row is missing
+                self.buffer = self.buffer[:-1]
+                self.notes["trailing_commas"] = 1
+            return
+        elements = split_elements(tail)
+        if elements.end is not None and tail[elements.end] == ord("]"):
+            place = self.position + elements.end + 1
+            raise SourceError(
+                f"source file '{self.uri}' has text after the end of its JSON array, at byte "
+                f"{place:,}. Remove it",
+                uri=self.uri,
+                byte_offset=place,
+            )
+        self.notes["truncated_files"] = 1
+
+    def _skip_to(self, place: int) -> None:
+        """Drop the bytes before an offset, and the white space at it."""
+        self.skip(place)
+        self.skip(len(self.buffer) - len(self.buffer.lstrip()))
+
+    @staticmethod
+    def spans(data: bytes | bytearray) -> Ints:
+        """Return the spans of the elements, including white space around them."""
+        if not data.strip():
+            return np.zeros((0, 2), np.int64)
+        return between(data, split_elements(data).commas)
+
+    def sample(self, head: bytes) -> list[object]:
+        """Return the first elements that are valid JSON."""
+        text = head.lstrip().removeprefix(b"[")
+        if self.rows_at is not None:
+            text = head[find_list(head, self.rows_at) or 0 :]
+        return super().sample(text[: split_elements(text).end])
+
+    def parse(self, data: bytes, max_row_bytes: int, num_rows: int | None = None) -> Records:
+        """Parse all elements separately.
+
+        Raises:
+            SourceError: the array ends before the data does.
+        """
+        end = split_elements(data).end
+        if end is not None and data[end] == ord("]"):
+            raise SourceError(
+                f"source file '{self.uri}' has text after the end of its JSON array, {end:,} bytes "
+                "into it. Remove it"
+            )
+        records = parse_pieces(data, self.spans(data), max_row_bytes)
+        assert records.spans is not None
+        joined = np.count_nonzero(records.spans[1:, 0] == records.spans[:-1, 1])
+        if joined:
+            records.notes["joined_rows"] = int(joined)
+        if _lost_bytes(records) > 0:  # an open bracket or quote may have swallowed good elements
+            by_layout = parse_pieces(data, spans_by_layout(data), max_row_bytes)
+            # Rows after this shard are numbered from the scan's count, so it must not change.
+            if num_rows in (None, by_layout.num_records):
+                records = min(records, by_layout, key=_lost_bytes)
+        return records
+
+    def blocks(self, data: bytes, max_row_bytes: int) -> Iterator[tuple[int, int, Records]]:
+        """Parse elements in blocks, as long as everything is JSON and no element is too long."""
+        if not data.strip():
+            yield 0, len(data), parse_pieces(data, self.spans(data), max_row_bytes)
+            return
+        start, end, guesses = 0, -1, True
+        while end < len(data):
+            rows: list[Any] = []
+            if guesses:
+                # The bytes up to a comma are a whole array only if the comma is outside of strings
+                # and brackets, so parsing proves a guess, in a third of `split_elements`' time.
+                end = len(data)
+                if end - start > BLOCK_BYTES:
+                    end = data.rfind(b"},", start, start + BLOCK_BYTES) + 1
+                with suppress(orjson.JSONDecodeError):
+                    rows = orjson.loads(b"[%b]" % data[start:end])
+            if not rows:
+                guesses = False
+                end = _find_block_end(data, start)
+                try:
+                    rows = orjson.loads(b"[%b]" % data[start:end])
+                except orjson.JSONDecodeError:
+                    raise NotInBlocksError from None
+            block = data[start:end]
+            find_spans = cache(partial(self.spans, block))
+            is_too_long = len(block) > max_row_bytes and np.diff(find_spans()).max() > max_row_bytes
+            if is_too_long or not rows:
+                raise NotInBlocksError
+            records = Records(Rows(rows), np.arange(len(rows)), len(rows), find_spans=find_spans)
+            check_parsed(records, block, block)
+            yield start, end, records
+            if data[end : end + 1] not in (b",", b""):  # a comma is missing
+                raise NotInBlocksError
+            start = end + 1
+
+
+def _find_block_end(data: bytes, start: int) -> int:
+    """Return the last comma between elements within a block, else the first one, else the end."""
+    size = BLOCK_BYTES
+    while start + size < len(data):
+        commas = split_elements(data[start : start + size]).commas
+        if len(commas):
+            return start + int(commas[-1])
+        size *= 2  # one element exceeds the block
+    return len(data)
+
+
+def find_list(data: bytes, name: str) -> int | None:
+    """Return the offset after the bracket that opens a field's list; None without such a field.
+
+    `a.b` is field `b` of the object in field `a`.
+
+    Example:
+        >>> find_list(b'{"of": {"data": []}, "data": [1, 2]}', "data")
+        30
+        >>> find_list(b'{"of": {"data": [1, 2]}}', "of.data")
+        17
+    """
+    for found in islice(re.finditer(rb'"\s*:\s*\[', data), 100):  # each parses the text before it
+        if ".".join(path_of_list(data[: found.end()])) == name:
+            return found.end()
+    return None
+
+
+def path_of_list(head: bytes) -> list[str]:
+    """Return the fields that lead to a list, given a JSON object up to the list's bracket.
+
+    The bracket opens a field's list if the object parses when everything is closed after it.
+
+    Example:
+        >>> path_of_list(b'{"version": 2, "of": {"data": ['), path_of_list(b'{"a": "b: [')
+        (['of', 'data'], [])
+    """
+    for depth in range(1, _MAX_DEPTH + 1):
+        with suppress(orjson.JSONDecodeError):
+            value, path = orjson.loads(head + b"]" + b"}" * depth), []
+            while isinstance(value, dict) and value:
+                name = next(reversed(value))
+                path.append(name)
+                value = value[name]
+            return path
+    return []
+
+
+def _lost_bytes(records: Records) -> int:
+    """Return the bytes of records that did not become rows."""
+    assert records.spans is not None
+    sizes = records.spans[:, 1] - records.spans[:, 0]
+    return int(sizes.sum() - sizes[records.numbers].sum())
+
+
+def spans_by_layout(data: bytes) -> Ints:
+    r"""Return spans of elements by layout: each element begins with `{` on a new line.
+
+    For arrays whose brackets or quotes cannot be trusted. Among the lines that begin with a brace,
+    the least indented ones begin elements.
+
+    Example:
+        >>> spans_by_layout(b'{"a": [1},\n {"b": 2},\n {"c": [\n  {}]}').tolist()
+        [[0, 9], [12, 20], [23, 37]]
+    """
+    lines = list(re.finditer(rb"\n([ \t]*)\{", data))
+    least = min((len(line[1]) for line in lines), default=0)
+    starts = [0, *(line.start() + 1 + least for line in lines if len(line[1]) == least)]
+    spans = []
+    for start, end in pairwise([*starts, len(data)]):
+        piece = data[start:end].rstrip().removesuffix(b",")
+        spans.append((start, start + len(piece)))
+    return np.array(spans, np.int64)

@@ -12,7 +12,7 @@ are computed from contents, depend on the ids and the mask:
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,8 +27,8 @@ from packhouse.system.plugins import BadRowError
 _MASKS = ("loss_mask", "assistant_masks", "completion_mask")
 _TRAINED = ("labels", *_MASKS)
 _MOST = 2**31 - 1
+# Fewer untrained tokens than this at the start are BOS or a header, equal in many records.
 _LEAST_PROMPT = 8
-"""Fewer untrained tokens than this at the start are BOS or a header, equal in many records."""
 
 Weights = npt.NDArray[np.float32]
 
@@ -38,16 +38,13 @@ class TokenRows(RowFormat):
     """Rows of token ids, each of which is one record or several packed ones."""
 
     answers: Answers = "tokens"
+    ignored: ClassVar[tuple[str, ...]] = ("length", "num_tokens")  # they follow from the ids
 
     def fits(self, keys: Collection[str], renamed: Mapping[str, str]) -> bool:
         """Return True for ids with a mask, and for ids with only per-token columns."""
         names = self.names(keys, renamed)
         has_mask = not names.keys().isdisjoint(_TRAINED)
         return "input_ids" in names and (has_mask or len(names) == len(keys))
-
-    def unread(self, keys: Collection[str], renamed: Mapping[str, str]) -> list[str]:
-        """Return the keys that are not token columns; a length follows from the ids."""
-        return [key for key in super().unread(keys, renamed) if key not in ("length", "num_tokens")]
 
     def read(self, row: Row, names: Names, config: SourceConfig) -> list[Conversation]:
         """Read the record, or the packed records, of a row."""
@@ -97,11 +94,11 @@ FORMAT = TokenRows(
 )
 
 
+# Types allowed in a list. All other lists take only integers: `true` is not an id or a label.
 _KINDS: dict[str, Collection[type]] = {
     **dict.fromkeys((*_MASKS, "attention_mask"), (int, bool)),
     "loss_mask": (int, bool, float),
 }
-"""Types allowed in a list. All other lists take only integers: `true` is not an id or a label."""
 
 
 def _numbers(row: Mapping[str, Any], name: str, kinds: Collection[type]) -> npt.NDArray[Any]:
@@ -150,26 +147,20 @@ def _weights(ids: Ints, per_token: Mapping[str, npt.NDArray[Any]]) -> Weights:
             weights *= mask if name == "loss_mask" else mask > 0
     labels = per_token.get("labels")
     if labels is not None:
-        _check_labels(ids, labels)
         weights[labels == -100] = 0
+        if (wrong := (labels != -100) & (labels != ids)).any():
+            at = int(np.argmax(wrong))
+            detail = f"label {at:,} is {labels[at]}, but token {at:,} is {ids[at]}"
+            for what, own, others in (
+                ("next", labels[:-1], ids[1:]),
+                ("previous", labels[1:], ids[:-1]),
+            ):
+                if (own != -100).any() and (own[own != -100] == others[own != -100]).all():
+                    detail += f" (labels are shifted: each is the {what} token)"
+                    break
+            detail += "; a label is its token or -100, and trainers shift them"
+            raise BadRowError("labels", detail)
     return weights
-
-
-def _check_labels(ids: Ints, labels: Ints) -> None:
-    """Refuse labels that are neither -100 nor their token; the detail tells if they are shifted."""
-    is_trained = labels != -100
-    if not (wrong := is_trained & (labels != ids)).any():
-        return
-    at = int(np.argmax(wrong))
-    detail = f"label {at:,} is {labels[at]}, but token {at:,} is {ids[at]}"
-    for what, own, others in (
-        ("next", labels[:-1], ids[1:]),
-        ("previous", labels[1:], ids[:-1]),
-    ):
-        if (own != -100).any() and (own[own != -100] == others[own != -100]).all():
-            detail += f" (labels are shifted: each is the {what} token)"
-            break
-    raise BadRowError("labels", f"{detail}; a label is its token or -100, and trainers shift them")
 
 
 def _starts(

@@ -723,10 +723,11 @@ def bind(where: list[str], select: dict[str, str], rows: pa.RecordBatch) -> None
             kind = _run(in_parentheses(text), rows).type
         except duckdb.Error as error:
             raise ConfigError(f"`{text}`: {_problem(error)}") from None
+        shown = "text" if pa.types.is_string(kind) else str(kind)
         if is_where and kind != pa.bool_():
-            raise ConfigError(f"`{text}` is {_sql(kind)}, not true or false. Compare it")
+            raise ConfigError(f"`{text}` is {shown}, not true or false. Compare it")
         if not is_where and not _is_plain(kind):
-            raise ConfigError(f"`{text}` is {_sql(kind)}. Cast it to VARCHAR, BIGINT or DOUBLE")
+            raise ConfigError(f"`{text}` is {shown}. Cast it to VARCHAR, BIGINT or DOUBLE")
 
 
 def evaluate(
@@ -876,11 +877,6 @@ def _is_plain(kind: pa.DataType) -> bool:
         return all(_is_plain(field.type) for field in kind)
     checks = (types.is_integer, types.is_floating, types.is_boolean, types.is_string)
     return any(check(kind) for check in checks)
-
-
-def _sql(kind: pa.DataType) -> str:
-    """Format a type for messages."""
-    return "text" if pa.types.is_string(kind) else str(kind)
 
 
 def _problem(error: Exception) -> str:

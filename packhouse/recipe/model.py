@@ -1,8 +1,8 @@
 """The recipe: everything that decides what a version holds, as one closed, frozen model.
 
 It is also the flow's parameter: users see the field names, bounds and docstrings in the run form.
-That is why it has flat enums and optional fields. URIs are `str`, because `Path` turns `s3://b`
-into `s3:/b`. Each section goes to the step of the same name and is part of that step's cache key.
+That is why it has flat enums and optional fields. Each section goes to the step of the same name
+and is part of that step's cache key.
 """
 
 from collections.abc import Iterable, Iterator
@@ -88,22 +88,33 @@ class Recipe(Section):
     def _repr_html_(self) -> str:
         """Show the settings in a notebook, with a preview of the first records.
 
-        The preview is imported by name, because its code is in a layer above this module. If the
-        rows or the tokenizer are missing, the settings are shown without it.
+        If the rows or the tokenizer are missing, the settings are shown without it.
         """
         table = html_table(_lines(self.model_dump(mode="json", by_alias=True, exclude_unset=True)))
-        try:
+        try:  # imported by name, because its code is in a layer above this module
             preview = import_module("packhouse.addons.report.recipe_report").recipe_cell(self)
         except Exception as error:  # the settings are shown even if the preview fails
             preview = f'<div class="quiet">{html_text(f"no preview: {error}"[:500])}</div>'
         return f'{PAGE_STYLE}<div class="packhouse"><b>Recipe</b>{table}{preview}</div>'
 
     @model_validator(mode="after")
-    def _a_label_is_of_one_record(self) -> Self:
+    def _settings_agree(self) -> Self:
         if self.format.template == "sequence_classification" and self.pack.strategy != "none":
             raise ValueError(
                 "format.template sequence_classification has one label per record, which packing "
                 f"would lose; pack.strategy is {self.pack.strategy}. Set pack.strategy: none"
+            )
+        weighted = [source.path for source in self.sources if source.is_weighted]
+        if weighted and self.format.template == "sequence_classification":
+            raise ValueError(
+                f"source '{weighted[0]}' has a loss_weight, but template sequence_classification "
+                "trains no tokens. Remove it and weight the classes in the trainer"
+            )
+        is_split = self.split.eval_fraction or self.split.eval_count
+        if self.audit.benchmarks and self.audit.on_match == "same_side" and not is_split:
+            raise ValueError(
+                "audit.on_match same_side moves rows to eval, but the recipe has no eval split. "
+                "Set split.eval_fraction or split.eval_count, or use on_match: drop"
             )
         return self
 
@@ -146,26 +157,6 @@ class Recipe(Section):
         for name in {each.format for each in self.publish.exports} - {"arrow", "trl"}:
             raise ValueError(
                 f"export {name} would train rejected answers like chosen ones. Use trl or arrow"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _a_weight_is_of_trained_tokens(self) -> Self:
-        weighted = [source.path for source in self.sources if source.is_weighted]
-        if weighted and self.format.template == "sequence_classification":
-            raise ValueError(
-                f"source '{weighted[0]}' has a loss_weight, but template sequence_classification "
-                "trains no tokens. Remove it and weight the classes in the trainer"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _matches_have_a_side(self) -> Self:
-        is_split = self.split.eval_fraction or self.split.eval_count
-        if self.audit.benchmarks and self.audit.on_match == "same_side" and not is_split:
-            raise ValueError(
-                "audit.on_match same_side moves rows to eval, but the recipe has no eval split. "
-                "Set split.eval_fraction or split.eval_count, or use on_match: drop"
             )
         return self
 

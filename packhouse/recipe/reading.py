@@ -55,45 +55,25 @@ _PATTERNS = {
 }
 
 
-def explain_mistakes(
-    error: ValidationError,
-    model: type[BaseModel],
-    where: str,
-    line_of: Callable[[Loc], int | None],
-) -> str:
-    """Return one line for each of the first mistakes.
-
-    Args:
-        error: Error of validating the whole recipe.
-        model: Model of the recipe.
-        where: The recipe, as named in messages: "recipe 'r.yaml'".
-        line_of: Returns the line of a key in the file, from 1; None if the file does not set it.
-    """
-    found = error.errors(include_url=False)
-    lines = []
-    for item in found[:MOST_SHOWN]:
-        item["loc"] = tuple(part for part in item["loc"] if part not in _TAGS)
-        line = line_of(item["loc"])
-        place = where if line is None else f"{where}, line {line}"
-        lines.append(f"{place}: {_explain(item, model)}"[:_MAX_CHARS])
-    if len(found) > MOST_SHOWN:
-        lines.append(f"{where}: {len(found) - MOST_SHOWN} more mistakes")
-    return "\n".join(lines)
-
-
-def _explain(item: ErrorDetails, model: type[BaseModel]) -> str:
+def _explain(item: ErrorDetails) -> str:
     loc: Loc = item["loc"]
     kind, value, facts = item["type"], item["input"], item.get("ctx", {})
     key = ".".join(map(str, loc))
-    owner = _model_at(model, loc[:-1])
+    owner: type[BaseModel] = Recipe  # the model of the section that contains the key
+    for part in loc[:-1]:
+        for name, field in owner.model_fields.items():
+            if part in (name, field.alias):
+                inside = [field.annotation, *get_args(field.annotation)]
+                models = (m for m in inside if isinstance(m, type) and issubclass(m, BaseModel))
+                owner = next(models, owner)
     if kind == "extra_forbidden":
         names = [field.alias or name for name, field in owner.model_fields.items()]
         return f"unknown key '{key}'" + (
             near_name(str(loc[-1]), names) or f"; known: {', '.join(names)}"
         )
     if kind == "missing":
-        field = owner.model_fields.get(str(loc[-1]))
-        what = " ".join((field.description or "").partition(".")[0].split()) if field else ""
+        missing = owner.model_fields.get(str(loc[-1]))
+        what = " ".join((missing.description or "").partition(".")[0].split()) if missing else ""
         return f"'{key}' is missing" + (f": {what[:1].lower()}{what[1:]}" if what else "")
     if kind == "literal_error":
         allowed = re.findall("'([^']+)'", facts["expected"])
@@ -122,18 +102,6 @@ def _explain(item: ErrorDetails, model: type[BaseModel]) -> str:
     if isinstance(value, dict | list) or ". " in message:
         return f"'{key}': {message}" if loc else message
     return f"'{key}': {message}, got {_kind_of(value)}"
-
-
-def _model_at(model: type[BaseModel], loc: Loc) -> type[BaseModel]:
-    """Return the model of the section that contains a key."""
-    for part in loc:
-        for name, field in model.model_fields.items():
-            if part in (name, field.alias):
-                models = [field.annotation, *get_args(field.annotation)]
-                model = next(
-                    (m for m in models if isinstance(m, type) and issubclass(m, BaseModel)), model
-                )
-    return model
 
 
 def _kind_of(value: object) -> str:
@@ -165,7 +133,7 @@ def load_recipe(
     Paths of sources, tokenizer and template are relative to the recipe's folder, the store to the
     working directory. A tokenizer `org/name` is read from the Hub, unless there is a folder of that
     name. `${PACKHOUSE_X}` and `${PACKHOUSE_X:-default}` are replaced from the environment. Other
-    variables are refused, so that no credential gets into a recipe.
+    variables are refused.
 
     Args:
         path: YAML file.
@@ -182,7 +150,21 @@ def load_recipe(
         ('demo', 4096)
     """
     path = Path(path)
-    text, where = _read_text(path), f"recipe '{path}'"
+    where = f"recipe '{path}'"
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        near = near_files(path, ".yaml", ".yml") or ". See deployments/recipes for examples"
+        raise ConfigError(f"no recipe at '{path}'{near}") from None
+    except IsADirectoryError:
+        raise ConfigError(f"{where} is a folder. Pass a YAML file") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{where} is not UTF-8 (byte {error.start:,}). Save it as UTF-8"
+        ) from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"recipe {str(path)!r} cannot be read: {reason}") from None
     raw = _parse_yaml(text, where)
     if raw is None:
         raise ConfigError(f"{where} is empty. See deployments/recipes for examples")
@@ -223,23 +205,6 @@ def _line_of(node: yaml.Node | None, loc: tuple[int | str, ...]) -> int | None:
         else:
             break
     return line
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        near = near_files(path, ".yaml", ".yml") or ". See deployments/recipes for examples"
-        raise ConfigError(f"no recipe at '{path}'{near}") from None
-    except IsADirectoryError:
-        raise ConfigError(f"recipe '{path}' is a folder. Pass a YAML file") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(
-            f"recipe '{path}' is not UTF-8 (byte {error.start:,}). Save it as UTF-8"
-        ) from None
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise ConfigError(f"recipe {str(path)!r} cannot be read: {reason}") from None
 
 
 class _Loader(yaml.SafeLoader):
@@ -318,8 +283,30 @@ def parse_recipe(
     try:
         recipe = Recipe.model_validate(raw, context=IN_A_FILE)
     except ValidationError as error:
-        raise ConfigError(explain_mistakes(error, Recipe, where, line_of)) from None
-    return recipe if folder is None else _resolve(recipe, folder)
+        found = error.errors(include_url=False)
+        lines = []
+        for item in found[:MOST_SHOWN]:
+            item["loc"] = tuple(part for part in item["loc"] if part not in _TAGS)
+            line = line_of(item["loc"])
+            place = where if line is None else f"{where}, line {line}"
+            lines.append(f"{place}: {_explain(item)}"[:_MAX_CHARS])
+        if len(found) > MOST_SHOWN:
+            lines.append(f"{where}: {len(found) - MOST_SHOWN} more mistakes")
+        raise ConfigError("\n".join(lines)) from None
+    if folder is None:
+        return recipe
+    audit, format_ = recipe.audit, recipe.format
+    update: dict[str, Any] = {
+        "sources": _sources_at(recipe.sources, folder),
+        "tokenizer": tokenizer_at(recipe.tokenizer, folder),
+        "audit": audit.model_copy(update={"benchmarks": _sources_at(audit.benchmarks, folder)}),
+    }
+    if recipe.golden is not None:
+        update["golden"] = _at(recipe.golden, folder)
+    if format_.template.endswith((".jinja", ".j2")):
+        template = _at(format_.template, folder)
+        update["format"] = format_.model_copy(update={"template": template})
+    return recipe.model_copy(update=update)
 
 
 def merge_settings(raw: dict[str, Any], settings: Mapping[str, object]) -> list[str]:
@@ -421,7 +408,7 @@ def expand_variables(value: object) -> Any:
 
 def _variable(match: re.Match[str]) -> str:
     name, default = match.groups()
-    if not name.startswith("PACKHOUSE_"):
+    if not name.startswith("PACKHOUSE_"):  # no credential may get into a recipe
         raise ConfigError(
             f"the recipe uses ${{{name}}}, but only variables named PACKHOUSE_* are allowed. "
             "Rename it"
@@ -433,21 +420,6 @@ def _variable(match: re.Match[str]) -> str:
             "in the recipe"
         )
     return value
-
-
-def _resolve(recipe: Recipe, folder: Path) -> Recipe:
-    audit, format_ = recipe.audit, recipe.format
-    update: dict[str, Any] = {
-        "sources": _sources_at(recipe.sources, folder),
-        "tokenizer": tokenizer_at(recipe.tokenizer, folder),
-        "audit": audit.model_copy(update={"benchmarks": _sources_at(audit.benchmarks, folder)}),
-    }
-    if recipe.golden is not None:
-        update["golden"] = _at(recipe.golden, folder)
-    if format_.template.endswith((".jinja", ".j2")):
-        template = _at(format_.template, folder)
-        update["format"] = format_.model_copy(update={"template": template})
-    return recipe.model_copy(update=update)
 
 
 def _sources_at(sources: list[SourceConfig], folder: Path) -> list[SourceConfig]:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -25,11 +26,9 @@ from packhouse.system.plugins import RENDERERS, NameOf, plugin_names
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9_-]|\.[a-z0-9_-])*$", max_length=64)]
 
+# `..` is refused, because the Hub's client builds file paths from the revision.
 HUB_NAME = re.compile(r"(?!.*\.\.)(?P<repo>\w[\w.-]*/\w[\w.-]*)(?:@(?P<revision>\w[\w./-]*))?")
-"""A name on the Hugging Face Hub: `org/name` or `org/name@revision` (a branch, tag or commit).
-
-`..` is refused, because the Hub's client builds file paths from the revision.
-"""
+"""A name on the Hugging Face Hub: `org/name` or `org/name@revision` (a branch, tag or commit)."""
 
 IN_A_FILE = "in a file"
 """Validation context of a recipe file. In a run form, a name may stand for an allowed path."""
@@ -48,16 +47,15 @@ _NO_CREDENTIALS = (
     r"(?!.*(?:AKIA|ASIA)[A-Z0-9]{16})(?!.*hf_[A-Za-z0-9]{30,})"
 )
 
+# Not a `Path`, which turns `s3://b` into `s3:/b`.
 Uri = Annotated[str, Field(json_schema_extra={"pattern": _NO_CREDENTIALS})]
 """A path or address without credentials. The code that opens it refuses them too."""
 
 
 def _as_form(schema: dict[str, Any], model: type[BaseModel]) -> None:
-    """Add the section's title and the order of its fields to the schema, for Prefect's run form.
-
-    A server on PostgreSQL stores schemas as JSONB, which loses the order of keys. The form sorts by
-    `position`.
-    """
+    """Add the section's title and the order of its fields to the schema, for Prefect's run form."""
+    # The form sorts by `position`: a server on PostgreSQL stores schemas as JSONB, which loses the
+    # order of keys.
     schema["title"] = model.__name__.removesuffix("Config")
     for position, field in enumerate(schema.get("properties", {}).values()):
         field["position"] = position
@@ -88,6 +86,10 @@ Role = Literal["system", "user", "assistant", "tool"]
 PipelineChoice = Literal["file", "class"]
 
 
+def _in_order(names: list[Any]) -> list[Any]:
+    return sorted(set(names))  # the order of the list must not change the version ID
+
+
 class ValidateConfig(Section):
     """Rules for rows, and the share of bad rows at which a run fails."""
 
@@ -106,15 +108,10 @@ class ValidateConfig(Section):
     allow_ends_on_user: bool = False
     """Keep conversations that end with a user turn. That turn is not trained."""
 
-    refused_orders: Annotated[list[TurnOrder], Field(max_length=4)] = []
+    refused_orders: Annotated[list[TurnOrder], Field(max_length=4), AfterValidator(_in_order)] = []
     """Turn orders that quarantine a row: `system_not_first`, `starts_with_assistant`,
     `consecutive_user`, `consecutive_assistant`. By default, every order is accepted that the
     template can write without losing content."""
-
-    @field_validator("refused_orders")
-    @classmethod
-    def _sorted(cls, orders: list[TurnOrder]) -> list[TurnOrder]:
-        return sorted(set(orders))  # the order of the list must not change the version ID
 
 
 CHAT_TEMPLATES = ("chat", "mistral_system", *RENDERERS)
@@ -187,7 +184,7 @@ class FormatConfig(Section):
     """Which turns are trained. `all` trains every token. The `weight` or `train` of a message
     overrides it."""
 
-    never_train: Annotated[list[Role], Field(max_length=4)] = []
+    never_train: Annotated[list[Role], Field(max_length=4), AfterValidator(_in_order)] = []
     """Roles whose turns, including headers, are not trained with `train_on: all`."""
 
     reasoning: Literal["keep", "strip", "train_last"] = "keep"
@@ -257,11 +254,6 @@ class FormatConfig(Section):
             )
         ordered: dict[str, Any] = json.loads(text)
         return ordered
-
-    @field_validator("never_train")
-    @classmethod
-    def _in_order(cls, roles: list[Role]) -> list[Role]:
-        return sorted(set(roles))  # the order of the list must not change the version ID
 
     @model_validator(mode="after")
     def _agree(self) -> Self:

@@ -48,12 +48,13 @@ Encoding = Literal[
 ]
 
 Expression = Annotated[str, Field(min_length=1, max_length=4000)]
+# The tags make pydantic report an error for the matching type only.
 Expressions = Annotated[
     Annotated[Expression, Tag("one")]
     | Annotated[list[Expression], Field(min_length=1, max_length=50), Tag("several")],
     Discriminator(lambda value: "several" if isinstance(value, list) else "one"),
 ]
-"""One expression or several. The tags make pydantic report an error for the matching type only."""
+"""One expression or several."""
 
 
 def _as_choices(schema: dict[str, Any]) -> None:

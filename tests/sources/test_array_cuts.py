@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packhouse.read import json_arrays
-from packhouse.read.json_arrays import ArrayFile
-from packhouse.read.text_files import NotInBlocksError
+from packhouse.read import text_files
+from packhouse.read.text_files import ArrayFile, NotInBlocksError
 
 TRAPS = ['},{"a": 1', "}, {", '\\"},{', "x", "[", "]", '"', "\\", "caf\u00e9", ",", "\n"]
 texts = st.lists(st.sampled_from(TRAPS), max_size=4).map("".join)
@@ -20,7 +19,7 @@ sizes = st.sampled_from([1, 10, 60, 2**20])
 
 def blocks_of(data: bytes, size: int):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(json_arrays, "BLOCK_BYTES", size)
+        patch.setattr(text_files, "BLOCK_BYTES", size)
         return list(ArrayFile("file").blocks(data, 2**20))
 
 
@@ -58,7 +57,7 @@ def test_a_broken_element_is_cut_by_structure():
     data = b'{"a": 1}, {"a": nonsense}, {"a": 2}, {"a": 3}'
     (cut, *_) = ArrayFile("file", 30).cut([b"[" + data])
 
-    assert (cut.start, cut.end, cut.num_rows) == (1, 26, 2)
+    assert (cut.byte_start, cut.byte_end, cut.num_rows) == (1, 26, 2)
 
 
 def test_a_last_shard_of_the_size_of_another_is_counted_by_itself(read_bytes):

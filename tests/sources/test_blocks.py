@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from packhouse.errors import PackhouseError
-from packhouse.read import json_arrays, text_files
-from packhouse.read.json_arrays import ArrayFile
+from packhouse.read import text_files
+from packhouse.read.text_files import ArrayFile
 
 ROWS = [
     {"instruction": f"Say }}, {{ {number}", "input": "x" * (number % 3), "output": "[1], [2]"}
@@ -43,7 +43,6 @@ def join(pieces: list[bytes], name: str) -> bytes:
 def read_in_blocks(read_bytes, size, data, name, **config):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(text_files, "BLOCK_BYTES", size)
-        patch.setattr(json_arrays, "BLOCK_BYTES", size)
         try:
             source = read_bytes(data, name, rules={"max_row_bytes": 500}, **config)
         except PackhouseError as error:
@@ -81,7 +80,6 @@ def test_blocks_give_the_same_rows_as_the_whole_shard(
 def test_a_sound_shard_is_never_parsed_as_a_whole(name, read_bytes, monkeypatch):
     monkeypatch.setattr(ArrayFile, "parse", None)
     monkeypatch.setattr(text_files, "BLOCK_BYTES", 500)
-    monkeypatch.setattr(json_arrays, "BLOCK_BYTES", 500)
     data = join([json.dumps(row).encode() for row in ROWS], name)
 
     assert read_bytes(data, name).validated.num_rows == len(ROWS)

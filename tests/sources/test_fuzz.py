@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from packhouse.errors import PackhouseError
 from packhouse.read.delimited import record_ends
-from packhouse.read.json_arrays import parse_array
-from packhouse.read.json_structure import split_elements
-from packhouse.read.text_files import LinesFile
+from packhouse.read.records import split_elements
+from packhouse.read.text_files import ArrayFile, LinesFile
 
 ROWS = [
     {"instruction": 'a "b" [c]', "input": "", "output": "d\\e"},
@@ -121,7 +120,7 @@ def test_lines_and_elements_are_judged_alike(data):
     numbers = sorted([*lines.numbers.tolist(), *(f.number for f in lines.failures)])
     assert numbers == list(range(lines.num_records))
     try:
-        array = parse_array(data, 2**20, "here")
+        array = ArrayFile("here").parse(data, 2**20)
     except PackhouseError:
         return
     numbers = sorted([*array.numbers.tolist(), *(f.number for f in array.failures)])
@@ -143,7 +142,7 @@ def test_blocks_do_not_change_how_elements_are_split(block, monkeypatch):
     data = json.dumps([ROWS, 'a\\"]', "\\", [[1, 2], "},{"], {"k": '\\\\"'}], indent=1).encode()[1:]
     whole = split_elements(data)
 
-    monkeypatch.setattr("packhouse.read.json_structure._SPLIT_BYTES", block)
+    monkeypatch.setattr("packhouse.read.records._SPLIT_BYTES", block)
     cut = split_elements(data)
 
     assert cut.commas.tolist() == whole.commas.tolist()

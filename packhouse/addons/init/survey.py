@@ -31,12 +31,12 @@ from packhouse.read.file_formats import (
     format_of_name,
 )
 from packhouse.read.files import SourceFile, file_errors, local_path, open_file
-from packhouse.read.json_arrays import path_of_list, spans_by_layout
 from packhouse.read.records import Records, gc_paused, parse_pieces, unwrapped
 from packhouse.read.row_formats import row_format_of
 from packhouse.read.shards import HEAD_BYTES, TEXT_FILES, for_parts, scan_source
 from packhouse.read.streams import FileStream, read_range
 from packhouse.read.tabular import TABULAR, decode_head, parse_tables
+from packhouse.read.text_files import path_of_list, spans_by_layout
 from packhouse.recipe import SourceConfig, ValidateConfig
 from packhouse.recipe.source import FileFormat
 from packhouse.system.progress import advance
@@ -267,7 +267,7 @@ def _find_rows(file: SourceFile, given: Mapping[str, Any]) -> Survey:
         return Survey(file, "json", settings)
     text_file = TEXT_FILES[file_format](file.uri, 2 * HEAD_BYTES)
     (cut,) = text_file.cut([head])
-    rows = list(text_file.parse(head[cut.start : cut.end], HEAD_BYTES).rows)
+    rows = list(text_file.parse(head[cut.byte_start : cut.byte_end], HEAD_BYTES).rows)
     if not is_whole and len(rows) > 1:
         rows = rows[:-1]  # the last one is truncated
     if len(rows) <= 1 and file_format in ("jsonl", "objects") and not _holds_messages(rows):
@@ -384,7 +384,7 @@ def _beginning(found: Survey) -> Iterator[Records]:
         file.uri, 2 * len(data), rows_at=settings.get("rows_at")
     )
     (cut,) = text_file.cut([data])
-    records = text_file.parse(data[cut.start : cut.end], _MAX_ROW_BYTES)
+    records = text_file.parse(data[cut.byte_start : cut.byte_end], _MAX_ROW_BYTES)
     records.failures = records.failures[:-1]  # the truncated last record
     yield records
 

@@ -27,11 +27,11 @@ def backfill(
 
     Args:
         recipes: names of recipes from sources.yaml, or whole recipes.
-        approval: publish the versions without moving the refs; a person moves them.
+        approval: publish the versions without moving the refs, which someone approves later.
         store: where to publish: a name or a URI; by default the store of each recipe.
-        cache: folder of the cache; by default the worker's PACKHOUSE_CACHE.
-        runner: what runs the tasks; by default the worker's PACKHOUSE_RUNNER, else threads. Does
-            not affect the output.
+        cache: cache folder; by default the worker's PACKHOUSE_CACHE.
+        runner: how tasks run: threads, processes, dask or ray; by default the worker's
+            PACKHOUSE_RUNNER, or threads. Does not affect the output.
     """
     with tags(*runtime.flow_run.tags):  # automations that watch this run watch its children
         states: Any = [

@@ -24,9 +24,9 @@ def gc(
 
     Args:
         store: the store: a name from sources.yaml, a folder or s3://bucket/prefix.
-        dataset: name of the dataset; all in the store if left out.
+        dataset: name of the dataset; by default all datasets in the store.
         grace_hours: keep interrupted publishes that were modified in the last N hours.
-        delete: delete the files; without it, list them.
+        delete: delete the files instead of only listing them.
     """
     root = allowed_store(store)
     reports = [

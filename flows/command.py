@@ -51,7 +51,8 @@ _PREFECT_DEFAULTS = {
 def command(recipe_path: str) -> None:
     """Run the Prefect flow `prepare`: prepare the dataset of RECIPE and publish a version.
 
-    The server at PREFECT_API_URL keeps the run. Without one, an embedded server runs until the end.
+    The run is recorded by the server at PREFECT_API_URL. Without one, an embedded server runs
+    until the command ends.
 
     \b
     Environment:
@@ -118,7 +119,7 @@ def run_flow(recipe: Recipe, cache: Path) -> Prepared:
         if "Failed to reach API" not in str(error):
             raise
         raise TransientError(
-            f"no Prefect server answers ({str(error).rstrip('.')}). Start it, unset "
+            f"cannot reach a Prefect server ({str(error).rstrip('.')}). Start one, unset "
             f"PREFECT_API_URL, or run `packhouse prepare`, which needs no server (log: {log_file})"
         ) from None
 

@@ -26,13 +26,13 @@ STEPS = (validate, format_, tokenize, pack, gather, split, audit, files, publish
 
 @flow(name="prepare", flow_run_name=recipe_run_name, **FLOW)
 def prepare(recipe: Recipe, cache: Uri | None = None, runner: Runner | None = None) -> Any:
-    """Prepare instruction data and publish it as a version of packed tokens.
+    """Prepare instruction data and publish it as a version of a dataset of packed tokens.
 
     Args:
         recipe: sources, tokenizer and settings of the version.
-        cache: folder of the cache; by default the worker's PACKHOUSE_CACHE.
-        runner: what runs the tasks; by default the worker's PACKHOUSE_RUNNER, else threads. Does
-            not affect the output.
+        cache: cache folder; by default the worker's PACKHOUSE_CACHE.
+        runner: how tasks run: threads, processes, dask or ray; by default the worker's
+            PACKHOUSE_RUNNER, or threads. Does not affect the output.
     """
     place = worker_cache(cache)
     allowed = allowed_recipe(recipe)

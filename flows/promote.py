@@ -25,9 +25,9 @@ def promote(
     Args:
         store: the store: a name from sources.yaml, a folder or s3://bucket/prefix.
         dataset: name of the dataset.
-        version: a version or a ref; by default the one that waits for approval.
+        version: a version or a ref; by default the version that waits for approval.
         ref: the ref to move.
-        expected: move only if the ref now points to this version.
+        expected: move the ref only if it currently points to this version.
         reason: shown in the history of the ref.
     """
     root = allowed_store(store)

@@ -25,12 +25,13 @@ def refresh(
     """Publish a new version if the sources, the recipe or the tokenizer changed.
 
     Args:
-        recipe: name of a recipe from sources.yaml, or a whole recipe.
-        approval: publish the version without moving the ref; a person moves it.
-        store: where to publish: a name or a URI; by default the store of the recipe.
-        cache: folder of the cache; by default the worker's PACKHOUSE_CACHE.
-        runner: what runs the tasks; by default the worker's PACKHOUSE_RUNNER, else threads. Does
-            not affect the output.
+        recipe: name of a recipe in sources.yaml, or a complete recipe.
+        approval: publish the version without moving the ref, which someone approves later.
+        store: store to publish to: a name from sources.yaml or a URI; by default the recipe's
+            store.
+        cache: cache folder; by default the worker's PACKHOUSE_CACHE.
+        runner: how tasks run: threads, processes, dask or ray; by default the worker's
+            PACKHOUSE_RUNNER, or threads. Does not affect the output.
     """
     place = worker_cache(cache)
     allowed = allowed_recipe(recipe, store)

@@ -21,7 +21,7 @@ def rollback(
     steps: Annotated[int, Field(ge=1, le=500)] = 1,
     reason: str = "",
 ) -> Any:
-    """Point a ref to the version before.
+    """Move a ref back to its previous version.
 
     Args:
         store: the store: a name from sources.yaml, a folder or s3://bucket/prefix.

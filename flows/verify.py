@@ -14,11 +14,11 @@ from tasks.versions import checked, datasets_of, verify_one
 
 @flow(name="verify", flow_run_name=store_run_name, **FLOW)
 def verify(store: StorePlace, dataset: Name | None = None, version: str = "latest") -> Any:
-    """Check every byte, schema, count and value of published versions, using only their store.
+    """Check every byte, schema, count and value of published versions. Reads only the store.
 
     Args:
         store: the store: a name from sources.yaml, a folder or s3://bucket/prefix.
-        dataset: name of the dataset; all in the store if left out.
+        dataset: name of the dataset; by default all datasets in the store.
         version: a version or a ref.
     """
     root = allowed_store(store)

@@ -316,7 +316,7 @@ def prepare(
         raise ConfigError(f"workers must be a whole number of at least 1, got {workers!r:.40}")
     place = find_cache(None if cache is None else str(cache))
     with show_progress() if progress else nullcontext():
-        start_phase("looking at what was given")
+        start_phase("reading input")
         recipe = recipe_for(
             data,
             tokenizer=tokenizer,

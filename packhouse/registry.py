@@ -42,7 +42,7 @@ COMMANDS = {
     "inspect": ("packhouse.addons.ask.inspect", "Print packs with trained tokens highlighted."),
     "report": (
         "packhouse.addons.report.command",
-        "Write an HTML report with charts and samples of a version.",
+        "Write an HTML report on a version, with charts and samples.",
     ),
     "sql": (
         "packhouse.addons.ask.sql",
@@ -72,7 +72,7 @@ COMMANDS = {
     "pull": ("packhouse.cli.versions", "Download a version and verify it."),
     "export": (
         "packhouse.addons.exports",
-        "Write a version in the format of a trainer.",
+        "Export a version in the format of a trainer.",
     ),
     "ci": (
         "packhouse.addons.ci.command",
@@ -85,7 +85,7 @@ COMMANDS = {
     ),
     "doctor": (
         "packhouse.addons.doctor",
-        "Check that a store works and the cache has room.",
+        "Check that a store works and the cache has enough disk space.",
     ),
 }
 """Commands by name: the module with the `click` command of that name, and its line in `--help`."""

@@ -210,7 +210,7 @@ def refresh_run(
     Returns:
         The final state of the run, with a `Refreshed`.
     """
-    start_phase("looking at the sources")
+    start_phase("checking the sources")
     try:
         found = look_at_sources(recipe, str(cache.folder))
         if found.is_unchanged or (approval and found.is_waiting):

@@ -30,8 +30,8 @@ def cache() -> None:
 
     \b
     Example:
-      $ packhouse cache gc --max-gb 50     # add --delete to delete what it lists
-      0 bytes in 0 jobs: nothing deleted; add --delete
+      $ packhouse cache gc --max-gb 50     # lists; add --delete to delete
+      0 bytes in 0 jobs: nothing deleted; pass --delete to delete them
     """
 
 
@@ -39,7 +39,9 @@ def cache() -> None:
 @cache_option()
 @json_option()
 def list_command(cache: Path, as_json: bool) -> None:
-    """List cached steps: number and size of jobs, and which are in use or held by runs.
+    """List cached steps: number and size of jobs, and who needs them.
+
+    Steps of a dataset's last run are in use; those of an unfinished run are held for it.
 
     \b
     Example:
@@ -75,7 +77,7 @@ def list_command(cache: Path, as_json: bool) -> None:
     "--grace-hours",
     default=1.0,
     show_default=True,
-    help="Keep steps made or used in the last N hours.",
+    help="Keep steps created or used in the last N hours.",
 )
 @click.option(
     "--unfinished",
@@ -95,7 +97,7 @@ def gc_command(
     """Delete cached steps that no dataset used in its last run (dry run by default).
 
     With --max-gb, delete only what is needed to reach that size, least recently used first, and if
-    that is not enough, also steps in use. Steps of a running run are never deleted. Steps of a
+    that is not enough, also steps in use. Steps of a run in progress are never deleted. Steps of a
     failed or killed run are kept for a week, so that its next attempt can continue, unless you pass
     --unfinished. Deleted steps are computed again when a run needs them.
 
@@ -143,13 +145,17 @@ def gc_command(
             ("step", "key", "bytes", "in use"),
             [(e.step, e.key[:12], e.num_bytes, "yes" if e.is_used else "") for e in chosen],
         )
-    verb = f"{counted(freed, 'byte')} freed" if delete else "nothing deleted (add --delete)"
+    verb = (
+        f"{counted(freed, 'byte')} freed"
+        if delete
+        else "nothing deleted; pass --delete to delete them"
+    )
     echo(f"{counted(num_bytes, 'byte')} in {counted(len(chosen), 'job')}: {verb}")
     if kept and not unfinished:
         runs = counted(num_runs, "unfinished run")
         echo(
-            f"{counted(kept_bytes, 'byte')} in {counted(len(kept), 'job')}: kept for {runs} "
-            f"to continue, at most until {until}. To delete them too, add --unfinished."
+            f"{counted(kept_bytes, 'byte')} in {counted(len(kept), 'job')}: kept until {until} at "
+            f"most, so that {runs} can continue. To delete them as well, pass --unfinished."
         )
 
 

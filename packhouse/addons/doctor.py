@@ -62,7 +62,7 @@ class Check:
 
 @click.group()
 def doctor() -> None:
-    """Check a store, or the free space of the cache, before a run.
+    """Before a run, check that a store works or that the cache has enough free space.
 
     \b
     Example:
@@ -75,7 +75,12 @@ def doctor() -> None:
 
 @doctor.command("storage")
 @click.argument("root")
-@click.option("--races", default=50, show_default=True, help="Number of races for one key.")
+@click.option(
+    "--races",
+    default=50,
+    show_default=True,
+    help="Number of rounds in which writers race to create the same key.",
+)
 @json_option()
 def storage(root: str, races: int, as_json: bool) -> None:
     """Test everything that publishing relies on, in a temporary folder under ROOT.

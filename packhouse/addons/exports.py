@@ -458,7 +458,7 @@ def export(
     cache: Path,
     as_json: bool,
 ) -> None:
-    """Write a version in the format of a trainer, with the label shift its reader expects.
+    """Export a version in the format of a trainer, with labels shifted as that trainer expects.
 
     If you name several versions, each gets its own folder in DEST, named after its dataset.
 
@@ -475,8 +475,8 @@ def export(
       axolotl         pre-tokenized records
       megatron        packed Parquet for Megatron-Bridge
       mds             MosaicML Streaming
-      msgpack, jsonl  small collate tools
-      arrow           Dataset.from_file
+      msgpack, jsonl  custom collators
+      arrow           datasets.Dataset.from_file
     """
     opened = [open_address(address) for address in addresses]
     folders = [dest / each.dataset if len(opened) > 1 else dest for each in opened]

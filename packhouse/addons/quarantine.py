@@ -201,7 +201,7 @@ _target = click.argument("target", metavar="TARGET")
 
 @click.group()
 def quarantine() -> None:
-    """List and show rows that did not pass, and check them again after you fix them.
+    """List and show quarantined rows, and check them again after you fix them.
 
     \b
     Example:
@@ -301,7 +301,7 @@ def show(
 
 @quarantine.command(
     help="Fix bad rows and check them again.\n\n"
-    "--edit FILE writes the bad rows as JSON Lines: fix `raw`, and delete rows you give up. "
+    "--edit FILE writes the bad rows as JSON Lines: fix `raw`, and delete rows you give up on. "
     "--from FILE checks the fixed rows; those that pass are written to the folder --out, one file "
     "per source, to add to the recipe. Without --from, the original rows are checked, for example "
     "after you changed the recipe. Rows that are still bad are in OUT/_still-bad.jsonl, and the "

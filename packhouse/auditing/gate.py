@@ -30,7 +30,8 @@ _SHARES = {
     "max_missing_headers": (
         "missing_headers",
         "rows",
-        "rows lack the header of an answer, or the start of a conversation: prompts were cut",
+        "rows have a prompt that was cut: the header of an answer or the start of the "
+        "conversation is missing",
     ),
     "max_untrained_starts": (
         "untrained_starts",
@@ -43,9 +44,9 @@ _SHARES = {
         "rows contain several records without boundaries: each record would attend to earlier ones",
     ),
     "max_untrained_rows": ("untrained_rows", "rows", "rows have no trained token"),
-    "max_double_bos": ("double_bos", "rows", "rows have two BOS tokens in a row"),
+    "max_double_bos": ("double_bos", "rows", "rows have two consecutive BOS tokens"),
     "max_missing_bos": ("missing_bos", "rows", "rows lack the BOS token that the tokenizer adds"),
-    "max_double_ends": ("double_ends", "rows", "rows have two end tokens in a row"),
+    "max_double_ends": ("double_ends", "rows", "rows have two consecutive end tokens"),
     "max_unknown_tokens": ("unknown_tokens", "tokens", "tokens are unknown to the tokenizer"),
     "max_duplicates": ("duplicates", "rows", "rows repeat an earlier row"),
 }
@@ -177,7 +178,7 @@ def check_audit(audit: Audit, config: AuditConfig) -> tuple[GateResult, ...]:
     more = f"; and {len(breaches) - 3} more" if len(breaches) > 3 else ""
     limits = dict.fromkeys(f"audit.{breach.limit}" for breach in breaches if breach.limit)
     if "audit.max_duplicates" in limits:
-        limits["dedup.exact (drop keeps one of each)"] = None
+        limits["dedup.exact (drop keeps one row of each)"] = None
     if "audit.max_contaminated" in limits:
         limits["audit.on_match"] = None  # `drop` drops the rows
     if "audit.max_untrained_packs" in limits:  # `concat` may fill whole packs with a long prompt
@@ -227,7 +228,7 @@ def _findings(audit: Audit, config: AuditConfig) -> Iterator[_Finding]:
         )
         text = (
             f"{number:,} of {counted(shared.rows, 'row')} ({number / max(shared.rows, 1):.2%}) "
-            f"share {shared.ngram} words in a row with a benchmark: {', '.join(named)}"
+            f"share {shared.ngram} consecutive words with a benchmark: {', '.join(named)}"
         )
         limit, allowed = "max_contaminated", config.max_contaminated
         yield _Finding("contaminated", "", number, shared.rows, text, limit, allowed, shared.worst)
@@ -259,7 +260,7 @@ def _shares(
         number, total = counts.get(kind, 0), counts.get(of, 0)
         allowed = getattr(config, limit)
         share = number / max(total, 1)
-        text = f"{number:,} of {total:,} ({share:.2%}, over {allowed:.2%}) {says}"
+        text = f"{number:,} of {total:,} ({share:.2%}, limit {allowed:.2%}) {says}"
         yield _Finding(kind, source, number, total, text, limit, allowed)
 
 
@@ -294,8 +295,8 @@ def _quality(found: Quality, config: AuditConfig) -> Iterator[_Finding]:
             rows = _rows_of(source, found.worst.get(counter, ()))
             named = ", ".join(f"{row.source} row {row.row:,}" for row in rows[:3])
             text = (
-                f"{number:,} of {counted(total, 'row')} ({number / max(total, 1):.2%}, over "
-                f"{allowed:.2%}) {says}{': ' * bool(named)}{named}"
+                f"{number:,} of {counted(total, 'row')} ({number / max(total, 1):.2%}, "
+                f"limit {allowed:.2%}) {says}{': ' * bool(named)}{named}"
             )
             limit = f"quality.max_{counter}"
             yield _Finding(counter, source, number, total, text, limit, allowed, rows)

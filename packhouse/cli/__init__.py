@@ -57,7 +57,7 @@ class _LazyGroup(click.Group):
 
 
 _FIRST_STEPS = """\
-packhouse turns instruction data into versions of packed tokens. To start:
+packhouse turns instruction data into versioned datasets of packed tokens. To get started:
 
   packhouse init rows.jsonl --tokenizer Qwen/Qwen2.5-0.5B-Instruct   # write recipe.yaml
   packhouse prepare recipe.yaml                                      # publish a version
@@ -74,9 +74,9 @@ packhouse turns instruction data into versions of packed tokens. To start:
 @click.version_option(package_name="packhouse")
 @click.pass_context
 def cli(ctx: click.Context) -> None:
-    """Turn instruction data into versions of packed tokens.
+    """Turn instruction data into versioned datasets of packed tokens.
 
-    Every command takes --json. S3 endpoint and credentials come from the usual AWS environment
+    Every command takes --json. The S3 endpoint and credentials come from the usual AWS environment
     variables or profile.
     """
     if ctx.invoked_subcommand is None:

@@ -15,13 +15,13 @@ def set_option(what: str = "Override a recipe value: --set pack.seq_len=4096.") 
     return click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help=what)
 
 
-def cache_option(what: str = "Folder of cached steps.") -> Decorator:
+def cache_option(what: str = "Cache folder.") -> Decorator:
     """Return --cache, a folder of this machine."""
     return click.option(
         "--cache",
         type=click.Path(path_type=Path),
         default=default_cache,
-        help=f"{what} [default: PACKHOUSE_CACHE, or the user's cache]",
+        help=f"{what} [default: $PACKHOUSE_CACHE, or ~/.cache/packhouse]",
     )
 
 
@@ -56,13 +56,13 @@ def run_options(command: Callable[..., object]) -> Callable[..., object]:
         number_option(
             "--workers",
             "Number of worker processes. Does not affect the output. "
-            "[default: one for each 128 MiB of input, at most one per core]",
+            "[default: one per 128 MiB of input, at most one per core]",
             least=1,
         ),
         click.option(
             "--cache",
             metavar="PLACE",
-            help="Folder of cached steps, or s3://bucket/prefix to share them between machines.",
+            help="Cache folder, or s3://bucket/prefix to share the cache between machines.",
         ),
     ):
         command = decorate(command)

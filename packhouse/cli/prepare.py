@@ -27,7 +27,7 @@ from packhouse.system.terminal import Interrupted, print_note
 @click.option(
     "--move-ref",
     is_flag=True,
-    help="Move `latest` even if --set, --tokenizer or --seq-len changed the RECIPE.",
+    help="Move `latest` even if you override the RECIPE with --set, --tokenizer or --seq-len.",
 )
 @run_options
 @json_option("Print the result as one line of JSON.")
@@ -43,28 +43,29 @@ def prepare(
     workers: int | None,
     as_json: bool,
 ) -> None:
-    """Prepare instruction data and publish it as a version of packed tokens.
+    """Prepare instruction data and publish it as a version of a dataset of packed tokens.
 
-    Pass a RECIPE (.yaml), or DATA: files, folders, globs or addresses (s3://, gs://, az://, hf://).
+    Pass a RECIPE (.yaml), or DATA: files, folders, globs or URIs (s3://, gs://, az://, hf://).
     Finished steps come from the cache, and nothing is published unless every step succeeds.
-    If --set, --tokenizer or --seq-len changes a RECIPE, `latest` does not move without --move-ref.
+    If you override a RECIPE with --set, --tokenizer or --seq-len, `latest` stays where it is
+    unless you pass --move-ref.
 
     \b
     Example:
       $ packhouse prepare chats.jsonl --tokenizer Qwen/Qwen2.5-0.5B-Instruct
       published chats 0bc8b616aa87002e.g0
         in ./store/chats@0bc8b616aa87002e.g0#f676..., ref 'latest'
-      ...                                  rows and tokens of each step, the audit
+      ...                                  (rows and tokens of each step, then the audit)
 
     \b
     Exit codes:
       0    published or unchanged
       2    invalid recipe or option
       3    a source or the tokenizer cannot be read, or no rows are left
-      4    refused: too many bad rows, or a contract or audit limit is violated
+      4    rejected: too many bad rows, or a contract or audit limit was violated
       5    a store or disk error
       6    a temporary network or storage error
-      7    published, but the ref did not move because of drift
+      7    published, but the ref did not move: the version differs too much from the last
       130  stopped by Ctrl-C (143: by SIGTERM)
     """
     try:

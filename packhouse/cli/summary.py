@@ -78,8 +78,8 @@ def ledger_block(ledger: Sequence[LedgerLine], filters: Iterable[Filter]) -> Blo
                 )
                 lines.append(f"{line.step} {what.removeprefix('tokens_')}: {reasons}")
     lines += [
-        f"where of {each.source} dropped {each.filtered:,} of {counted(each.rows, 'row')}: "
-        f"{each.where}"
+        f"source '{each.source}': `where: {each.where}` dropped {each.filtered:,} of "
+        f"{counted(each.rows, 'row')}"
         for each in filters
     ]
     return Block(
@@ -146,7 +146,7 @@ def quality_lines(found: Quality) -> list[str]:
         >>> from packhouse.store.manifest import AuditedRow
         >>> worst = {"html": (AuditedRow(source="a/a.jsonl", row=4),)}
         >>> quality_lines(Quality(dataset={"rows": 50, "html": 1}, sources={}, worst=worst))
-        ['html: 1 (2.00%) contain HTML in prose: a/a.jsonl row 4']
+        ['html: 1 (2.00%) contain HTML outside code: a/a.jsonl row 4']
     """
     lines = []
     for counter, rows in found.worst.items():
@@ -283,10 +283,14 @@ def _ref(prepared: Prepared) -> str:
         return f"but ref '{ref}' was held back: {reasons}. To move it anyway: {move}"
     if prepared.published.is_ref_left:
         return (
-            f"and ref '{ref}' stays at {at}, because the recipe was changed for this run (--set) "
-            f"or sets publish.move_ref: false. To move it, add --move-ref, or: {move}"
+            f"and ref '{ref}' stays at {at}, because an option such as --set overrides the "
+            "recipe, or it sets publish.move_ref: false. To move it, pass --move-ref or run: "
+            f"{move}"
         )
-    return f"but ref '{ref}' was moved from it to {at} and stays there. To move it back: {move}"
+    return (
+        f"but ref '{ref}' was later moved from it to {at}, and stays there. To move it back, "
+        f"run: {move}"
+    )
 
 
 def _unused_fields(prepared: Prepared) -> dict[str, dict[str, int]]:
@@ -309,7 +313,7 @@ def _notes(prepared: Prepared) -> Iterator[str]:
     for source, counts in _unused_fields(prepared).items():
         shown = ", ".join(f"{name} {number:,}" for name, number in list(counts.items())[:8])
         more = f", and {len(counts) - 8} more" if len(counts) > 8 else ""
-        yield f"note: unused fields of '{source}' (rows): {shown}{more}"
+        yield f"note: source '{source}' has unused fields (number of rows): {shown}{more}"
     mixed = published.mixed
     if any(line.get("sampled_out") or line["repeated"] for line in mixed.values()):
         for name, line in mixed.items():

@@ -52,7 +52,7 @@ def warning_of(damaged: Sequence[IntegrityError]) -> Iterator[None]:
 def ls(place: str, as_json: bool) -> None:
     """List the datasets of a store, or the versions and refs of a dataset.
 
-    If one is damaged, it is named, the others are listed, and the exit code is 5.
+    Damaged ones are reported, the others are listed, and the exit code is 5.
 
     \b
     Example:
@@ -201,7 +201,7 @@ def _flat(value: object, prefix: str = "") -> list[tuple[str, object]]:
 def verify(address: str, as_json: bool) -> None:
     """Check every byte, schema, count and value of a version.
 
-    Needs only the store. The exit code is 5 if anything is damaged.
+    Reads only the store, not the cache or the sources. The exit code is 5 if anything is damaged.
 
     \b
     Example:
@@ -237,7 +237,7 @@ def verify(address: str, as_json: bool) -> None:
 @click.argument("address", metavar="ROOT/DATASET[@NAME]")
 @click.argument("dest", type=click.Path(file_okay=False))
 @number_option("--threads", "Number of files to copy at the same time.", default=8, least=1)
-@click.option("--data-only", is_flag=True, help="Skip the records and quarantine files.")
+@click.option("--data-only", is_flag=True, help="Copy only the packs and the card.")
 @json_option()
 def pull(address: str, dest: str, threads: int, data_only: bool, as_json: bool) -> None:
     """Copy a version to folder DEST and verify it.
@@ -336,7 +336,7 @@ def show_moves(dataset: str, name: str, as_json: bool) -> None:
 @click.argument("dataset", metavar="ROOT/DATASET")
 @click.argument("name")
 @click.argument("version")
-@click.option("--expected", help="Move the ref only if it points to this version now.")
+@click.option("--expected", help="Move the ref only if it currently points to this version.")
 @click.option("--force", is_flag=True, help="Also replace a damaged ref; its history is lost.")
 @_reason_option
 @json_option()
@@ -349,7 +349,7 @@ def set_version(
     reason: str,
     as_json: bool,
 ) -> None:
-    """Point ref NAME to VERSION, which may also be a ref.
+    """Point ref NAME to VERSION (a version ID or another ref).
 
     \b
     Example:
@@ -402,7 +402,7 @@ def _say_moved(moved: Ref, as_json: bool) -> None:
 def gc(dataset: str, delete: bool, grace_hours: float, as_json: bool) -> None:
     """Delete files left by interrupted publishes (dry run by default).
 
-    Committed versions are never touched. If a manifest is damaged, its version is named and kept,
+    Published versions are never touched. A version with a damaged manifest is reported and kept,
     and the exit code is 5.
 
     \b
@@ -438,7 +438,7 @@ def gc(dataset: str, delete: bool, grace_hours: float, as_json: bool) -> None:
         print_table(("version", "why", "objects", "bytes"), rows)
         verb = f"deleted {report.num_deleted:,} objects"
         if report.dry_run:
-            verb = "nothing deleted; add --delete"
+            verb = "nothing deleted; pass --delete to delete them"
         echo(
             f"{counted(report.num_bytes, 'byte')} of garbage, "
             f"{counted(report.num_unfinished_uploads, 'unfinished upload')}, "

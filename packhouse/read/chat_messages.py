@@ -291,7 +291,7 @@ def _read_part(part: object, number: int) -> tuple[str, Any]:
     if kind is None or is_media_part(part):
         reason = "media" if is_media_part(part) else "type"
         what = str(part.get("type", next(iter(part))))[:40]
-        raise BadRowError(reason, f"message {number}: content part of type {what!r}, not text")
+        raise BadRowError(reason, f"message {number}: a content part has type {what!r}, not text")
     keys = ("text", "value", "content", part_type)
     value = next((part[key] for key in keys if isinstance(key, str) and key in part), None)
     if kind != "tool_call" and type(value) is not str:
@@ -327,7 +327,7 @@ def _read_calls(value: object, number: int) -> list[object]:
         call = call if isinstance(call, dict) else {}
         function = call.get("function", call)
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise BadRowError("tool_calls", f"message {number}: a tool call names no function")
+            raise BadRowError("tool_calls", f"message {number}: a tool call has no function name")
         arguments = function.get("arguments", function.get("parameters", {}))
         what = f"message {number}: the arguments of a tool call"
         if isinstance(arguments, str):

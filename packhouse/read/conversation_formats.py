@@ -127,7 +127,7 @@ def build_trees(
             message = _message(row, naming[tuple(row)], index)
             if message["message_id"] in messages:
                 shown = repr(message["message_id"][:60])
-                raise BadRowError("tree", f"an earlier row also has the message_id {shown}")
+                raise BadRowError("tree", f"message_id {shown} is already used by an earlier row")
         except BadRowError as bad:
             failures.append((index, bad.reason, bad.detail))
             continue
@@ -462,7 +462,7 @@ def _whole(row: Row, names: Names, side: str, prompt: Conversation) -> Conversat
     if turns[num_system : num_system + len(before)] != before:
         first = turns[0][0]
         if first == "system" or (first == "user" and before[-1][0] == "user"):
-            detail = f"{name} is a conversation that begins with another prompt"
+            detail = f"{name} is a conversation whose prompt differs from the row's prompt"
             raise BadRowError("prompt_differs", detail)
         turns = [*before, *turns]
     system = optional_text(row, names, "system")
@@ -485,7 +485,7 @@ class Pairs(_Sides):
         sides = [_whole(row, names, side, prompt) for side in ("chosen", "rejected")]
         chosen, rejected = (each.turns for each in sides)
         if chosen == rejected:
-            raise BadRowError("same_answers", "the chosen and the rejected answer are the same")
+            raise BadRowError("same_answers", "the chosen and rejected answers are identical")
         same = takewhile(lambda both: both[0] == both[1], zip(chosen, rejected, strict=False))
         num_shared = sum(1 for _ in same)
         first, second = (
@@ -522,7 +522,7 @@ def _answer_alone(side: Conversation, num_before: int, name: str) -> Conversatio
     """Return a conversation in which all turns before the one answer have weight 0."""
     before, answer = side.turns[:num_before], side.turns[num_before:]
     if not before:
-        raise BadRowError("no_prompt", f"{name} has no prompt before it")
+        raise BadRowError("no_prompt", f"{name} has no prompt")
     if [turn[0] for turn in answer] != ["assistant"]:
         roles = ", ".join(turn[0] for turn in answer) or "nothing"
         detail = f"after the prompt, {name} has {roles[:100]}, not one assistant turn"

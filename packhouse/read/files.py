@@ -154,7 +154,7 @@ def file_errors(uri: str) -> Iterator[None]:
         raise
     except FileNotFoundError:
         raise SourceError(
-            f"source file '{uri}' does not exist{near_files(uri) or '; correct its path'}", uri=uri
+            f"source file '{uri}' does not exist{near_files(uri) or '. Check the path'}", uri=uri
         ) from None
     except PermissionError as error:
         raise SourceError(f"no permission to read source file '{uri}': {error}", uri=uri) from None

@@ -150,7 +150,9 @@ def _pieces(data: bytes, spans: Ints) -> Iterator[bytes]:
 
 def too_long(number: int, piece: bytes, max_row_bytes: int) -> Failure:
     """Return the failure of a record over the limit."""
-    detail = f"the row has {len(piece):,} bytes; max_row_bytes is {max_row_bytes:,}"
+    detail = (
+        f"the row has {len(piece):,} bytes, more than validate.max_row_bytes ({max_row_bytes:,})"
+    )
     return Failure(number, "row_too_long", detail)
 
 
@@ -239,7 +241,7 @@ def why_not_json(piece: bytes, error: orjson.JSONDecodeError) -> tuple[str, str]
     if "surrogate" in said:
         return "encoding", f"a \\u escape is half of a surrogate pair ({said})"
     if "depth" in said:
-        return "depth", f"nested deeper than {MAX_DEPTH}"
+        return "depth", f"nested more than {MAX_DEPTH} levels deep"
     if "control character" in said or "\0" in text:
         return "control", f"a raw control character inside a string ({said})"
     reason, detail = strict_fault(text) or ("json", "")
@@ -253,7 +255,7 @@ def strict_fault(text: str) -> tuple[str, str] | None:
     except BadRowError as refused:
         return refused.reason, refused.detail
     except RecursionError:
-        return "depth", f"nested deeper than {MAX_DEPTH}"
+        return "depth", f"nested more than {MAX_DEPTH} levels deep"
     except ValueError as error:
         return "json", f"not JSON: {error}"
     return None
@@ -350,7 +352,7 @@ def find_fault(piece: bytes, row: Any) -> tuple[str, str] | None:
         containers = [x for x in level if type(x) in (dict, list)]
         level = [v for x in containers for v in (x.values() if type(x) is dict else x)]
     if not {dict, list}.isdisjoint(map(type, level)):
-        return "depth", f"nested deeper than {MAX_DEPTH}"
+        return "depth", f"nested more than {MAX_DEPTH} levels deep"
     found = strict_fault(piece.decode("utf-8"))
     if found is not None:
         return found

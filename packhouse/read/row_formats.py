@@ -234,7 +234,7 @@ def class_index(label: object, classes: list[str] | None) -> int:
             return classes.index(label)
         text = label.strip()
         if not (text.isascii() and text.isdigit() and len(text) < 10):
-            known = f"not one of {classes}" if classes else "text, which needs label_names"
+            known = f"not one of {classes}" if classes else "text, but `label_names` is not set"
             raise BadRowError("label", f"the label {label[:60]!r} is {known}")
         label = int(text)
     if label < 0 or (classes is not None and label >= len(classes)):
@@ -485,7 +485,7 @@ def _where_rows_are(row: object, *, is_alone: bool) -> str:
             f"Its {what} are in one object, which packhouse cannot read: write a list of rows, or "
             "one object per line"
         )
-    return "Set `format`, and `fields` if names differ; `packhouse init` proposes them for a file"
+    return "Set `format`, and `fields` if the names differ. `packhouse init FILE` suggests both"
 
 
 def check_same_format(

@@ -46,7 +46,7 @@ class TextFields(RowFormat):
                 hint = ""
                 if isinstance(value, int | float):
                     made = ", ".join(f"{each}: '\"{names[each]}\"::VARCHAR'" for each in fields)
-                    hint = f"; to make it text, use `select: {{{made}}}` instead of `fields`"
+                    hint = f"; to convert it to text, use `select: {{{made}}}` instead of `fields`"
                 if isinstance(value, list) and value and isinstance(value[0], dict):
                     hint = "; use `format: chat` for messages, or join the texts with `select`"
                 raise BadRowError("type", f"{names[ours]} is {kind_of(value)}, not text{hint}")

@@ -158,7 +158,7 @@ def _weights(ids: Ints, per_token: Mapping[str, npt.NDArray[Any]]) -> Weights:
                 if (own != -100).any() and (own[own != -100] == others[own != -100]).all():
                     detail += f" (labels are shifted: each is the {what} token)"
                     break
-            detail += "; a label is its token or -100, and trainers shift them"
+            detail += "; set each label to its own token or to -100, since trainers shift them"
             raise BadRowError("labels", detail)
     return weights
 
@@ -182,7 +182,7 @@ def _starts(
         is_rising = len(bounds) > 0 and not bounds[0] and (np.diff(bounds) > 0).all()
         if not is_rising or bounds.max() > num_values or bounds[-1] not in ends_at:
             raise BadRowError(
-                "boundaries", f"{named[ours]} do not add up to {len(places):,}, the row's tokens"
+                "boundaries", f"{named[ours]} do not add up to the row's {len(places):,} tokens"
             )
         if bounds[-1] == num_values:  # they include pads; with two pads in front 0, 5, 8 -> 0, 3, 6
             bounds = np.unique(np.maximum(bounds - places[:1].sum(), 0))

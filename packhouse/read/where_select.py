@@ -289,7 +289,7 @@ def columns_of(config: SourceConfig, kinds: Mapping[str, Kind]) -> dict[str, Kin
                 known = ", ".join(name[:40] for name in list(kinds)[:_SHOWN])
                 raise ConfigError(
                     f"source '{config.path}': {place} `{text}`: no row has a field "
-                    f"'{wanted[:40]}'. Fields are: {known or 'none'}"
+                    f"'{wanted[:40]}'. The fields are: {known or 'none'}"
                     f"{', ...' if len(kinds) > _SHOWN else ''}{near_name(wanted, kinds)}"
                 )
             (name,) = alike

@@ -16,13 +16,13 @@ QUALITY_COUNTERS = {
     "echoes": "have an answer that repeats the prompt",
     "refusals": "have an answer that refuses, or mentions being an AI",
     "repetition": "have an answer that repeats itself",
-    "html": "contain HTML in prose",
+    "html": "contain HTML outside code",
     "mojibake": "contain text decoded with the wrong encoding",
     "invisible": "contain invisible characters, or characters that change the text direction",
     "emails": "contain an email address",
     "phones": "contain a phone number",
     "cards": "contain a payment card number",
-    "secrets": "contain a key or a token",
+    "secrets": "contain an API key or access token",
     "length_outliers": "are over 16 times as long as the median",
     "other_languages": "have answers in another language",
 }
@@ -89,7 +89,7 @@ class QualityConfig(Section):
 
 
 class AuditConfig(Section):
-    """Limits on what the tokens would teach, for each source and for the whole dataset.
+    """Limits on faults of tokens and masks, for each source and for the whole dataset.
 
     A version that exceeds one is not published. Limits do not affect the output or any cache key;
     they are checked in every run, even if all steps are cached.
@@ -106,8 +106,9 @@ class AuditConfig(Section):
     """Maximum share of trained turns whose trained part includes their header or BOS."""
 
     max_missing_headers: Share = 0.0
-    """Maximum share of rows of format `tokenized` whose prompt was cut: the answer lacks the header
-    that other answers have, or the row does not begin as the template's conversations do."""
+    """Maximum share of rows of format `tokenized` whose prompt was cut: the answer lacks the
+    header that other answers have, or the row does not begin as the template's conversations
+    do."""
 
     max_untrained_starts: Share = 0.0
     """Maximum share of rows of format `tokenized` with an answer whose first tokens are not
@@ -145,15 +146,16 @@ class AuditConfig(Section):
     """Maximum share of rows that repeat an earlier one exactly."""
 
     benchmarks: list[SourceConfig] = []
-    """Benchmark files whose content must not be trained. Unlike the limits, part of the version."""
+    """Benchmark files whose content must not be trained. Unlike the limits, this is part of the
+    version."""
 
     benchmark_ngram: Annotated[int, Field(ge=5, le=100)] = 13
     """Number of consecutive words shared with a benchmark that make a row contaminated."""
 
     on_match: OnMatch = "stop"
-    """Treatment of contaminated rows. `stop`: publish nothing if there are more than
+    """What to do with contaminated rows. `stop`: publish nothing if there are more than
     `max_contaminated`. `drop`: leave them out. `same_side`: move them and all rows of their groups
-    to eval, where the benchmark belongs. Unlike the limits, part of the version."""
+    to eval, where the benchmark belongs. Unlike the limits, this is part of the version."""
 
     max_contaminated: Share = 0.0
     """Maximum share of rows that are contaminated and trained."""
@@ -163,7 +165,8 @@ class AuditConfig(Section):
     fifth of a run's time. Turning it on changes the version; its limits do not."""
 
     checks: list[Annotated[str, NameOf("checks")]] = []
-    """Names of plug-ins that check every valid row. Like benchmarks, part of the version."""
+    """Names of plug-ins that check every valid row. Like benchmarks, this is part of the
+    version."""
 
     max_failed_checks: Share = 0.0
     """Maximum share of rows that each check may reject."""

@@ -53,7 +53,8 @@ Uri = Annotated[str, Field(json_schema_extra={"pattern": _NO_CREDENTIALS})]
 
 
 def _as_form(schema: dict[str, Any], model: type[BaseModel]) -> None:
-    """Add the section's title and the order of its fields to the schema, for Prefect's run form."""
+    """Add the section's title and the order of its fields to the schema, for Prefect's run
+    form."""
     # The form sorts by `position`: a server on PostgreSQL stores schemas as JSONB, which loses the
     # order of keys.
     schema["title"] = model.__name__.removesuffix("Config")
@@ -94,8 +95,8 @@ class ValidateConfig(Section):
     """Rules for rows, and the share of bad rows at which a run fails."""
 
     max_quarantined: Annotated[float, Field(ge=0, le=1)] = 0.01
-    """Largest share of quarantined rows; above it, the run fails. Unless it is 0, one bad row is
-    always allowed, so that a small file does not fail because of it."""
+    """Largest fraction of quarantined rows; above it, the run fails. Unless it is 0, a single bad
+    row is always allowed, so that it does not fail a small file."""
 
     max_row_bytes: Annotated[int, Field(gt=0)] = 16 * 2**20
     """Maximum size of a raw row in bytes. Longer rows are quarantined without parsing. A file is
@@ -205,8 +206,8 @@ class FormatConfig(Section):
 
     stop_tokens: Annotated[list[str], Field(max_length=16)] = []
     """Control tokens that stop generation. Default: those of `generation_config.json` and the
-    tokenizer's EOS; if the template writes none of these after an answer, the control token that it
-    writes after every answer."""
+    tokenizer's EOS; if the template writes none of these after an answer, the control token that
+    it writes after every answer."""
 
     thought_end: str | None = None
     """Text between reasoning and answer, for templates that do not write reasoning themselves
@@ -293,7 +294,7 @@ class TokenizeConfig(Section):
     """How text becomes token IDs."""
 
     encoder: Literal["auto", "hf", "fast"] = "auto"
-    """`auto` uses the fast encoder if it reproduces the IDs of Hugging Face's, and that one
+    """`auto` uses the fast encoder if it gives the same IDs as Hugging Face's, and Hugging Face's
     otherwise. Does not affect the IDs."""
 
     pipeline: PipelineChoice | None = None
@@ -317,24 +318,25 @@ class PackConfig(Section):
     """Pack size in tokens."""
 
     strategy: Annotated[str, NameOf("packing_strategies", get_args(Strategy))] = "best_fit"
-    """`best_fit` (decreasing) needs the least padding. `concat` splits records at the end of a
-    pack, for continued pretraining. `none` publishes one record per row, padded at load time. Or
-    the name of a plug-in."""
+    """`best_fit` (best-fit decreasing) leaves the least padding. `concat` splits records at the
+    end of a pack, for continued pretraining. `none` publishes one record per row, padded at load
+    time. Or the name of a plug-in."""
 
     over_length: Literal["drop", "error", "truncate_turns", "window"] = "drop"
-    """Treatment of records longer than `seq_len`. `drop`: drop and count them (of chats with many
-    answers, those over 8,192 tokens are counted without being built). `error`: fail.
-    `truncate_turns`: keep the whole turns that fit, from the start. `window`: split into windows of
-    whole turns, each with the system prompt (a change of `seq_len` then also runs format again)."""
+    """What to do with records longer than `seq_len`. `drop`: drop and count them (of chats with
+    many answers, those over 8,192 tokens are counted without being built). `error`: fail.
+    `truncate_turns`: keep the whole turns that fit, from the start. `window`: split into windows
+    of whole turns, each with the system prompt (a change of `seq_len` then also runs format
+    again)."""
 
     seed: int = 0
     """Seed for the order of packs, and of records of equal length within them."""
 
     pad_record_to_multiple_of: Annotated[int, Field(ge=1, le=2**16)] = 1
-    """Leave room in packs to pad each record to a multiple of this many tokens: twice the number of
-    ranks for context parallelism; 16, 32 or 128 for FP8 and tensor parallelism. `PackedCollator`
-    and the export `megatron` add the padding; the files have none. `seq_len` must be a multiple
-    too."""
+    """Leave room in packs to pad each record to a multiple of this many tokens: twice the number
+    of ranks for context parallelism; 16, 32 or 128 for FP8 and tensor parallelism.
+    `PackedCollator` and the export `megatron` add the padding; the files have none. `seq_len` must
+    be a multiple too."""
 
     balance: Annotated[int, Field(ge=1, le=2**16)] = 1
     """Packs per training step, over all data-parallel ranks. Packs are ordered so that each group
@@ -369,13 +371,13 @@ class DedupConfig(Section):
     conversations are always in the same split."""
 
     near: Literal["ignore", "keep", "drop", "same_side"] = "ignore"
-    """Similar conversations: do not look for them (`ignore`), `keep` and count them, `drop` all but
-    the first (including equal ones), or keep all in the same split (`same_side`). All but `ignore`
-    need `pip install 'packhouse[dedup]'`. Conversations that become several records are compared as
-    a whole."""
+    """Similar conversations: do not look for them (`ignore`), `keep` and count them, `drop` all
+    but the first (including equal ones), or keep all in the same split (`same_side`). All but
+    `ignore` need `pip install 'packhouse[dedup]'`. Conversations that become several records are
+    compared as a whole."""
 
     near_threshold: Annotated[float, Field(ge=0.5, le=1)] = 0.8
-    """Share of common n-grams (Jaccard) from which two conversations count as similar."""
+    """Lowest Jaccard similarity of n-grams at which two conversations count as similar."""
 
     near_unit: Literal["words", "characters"] = "words"
     """Unit of the n-grams. Each ideograph counts as a word."""
@@ -391,7 +393,8 @@ class SplitConfig(Section):
     """Which records go to the eval split."""
 
     eval_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Share of groups that go to eval, chosen by hash of the group key."""
+    """Fraction of the groups (see `group_by`) that go to eval, chosen by a hash of the group
+    key."""
 
     eval_count: Annotated[int | None, Field(ge=0)] = None
     """Number of rows in eval, instead of a share. Groups are added in order of their hash until
@@ -405,8 +408,8 @@ class SplitConfig(Section):
     """Seed of the assignment to train and eval."""
 
     eval_by_source: bool = False
-    """Pack the eval records of each source separately, into separate files.
-    `load_packed(..., split="eval", by_source=True)` returns them as a dict."""
+    """Pack the eval records of each source separately, into separate files. `load_packed(...,
+    split="eval", by_source=True)` returns them as a dict."""
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:
@@ -487,15 +490,15 @@ class PublishConfig(Section):
 
     keep_tokenizer: bool = True
     """Keep a copy of the tokenizer in the store, shared by all versions, so that any machine can
-    show text. Set it to false if the license forbids redistribution; `packhouse inspect` then needs
-    the tokenizer's folder."""
+    show text. Set it to false if the license forbids redistribution; `packhouse inspect` then
+    needs the tokenizer's folder."""
 
     allow_breaking_schema: bool = False
-    """Move the ref even if the new version breaks readers of the ref's current version."""
+    """Move the ref even if the new version's schema breaks readers of the current version."""
 
     max_length_drift: Share | None = None
-    """Maximum difference in record lengths from the ref's current version. Above it, the version is
-    published but the ref does not move."""
+    """Maximum difference in record lengths from the ref's current version. Above it, the version
+    is published but the ref does not move."""
 
     max_source_drift: Share | None = None
     """Same limit for the share of rows per source."""
@@ -514,9 +517,9 @@ class PublishConfig(Section):
 
     position_ids: bool = True
     """Also publish `position_ids`, which restart at each record. They are the only record
-    boundaries that `transformers.Trainer` keeps. Not written with `pack.strategy: none`, where each
-    row is one record. They take 0.4% of a Parquet file, and at least 4 bytes per token in `arrow`
-    and `jsonl`."""
+    boundaries that `transformers.Trainer` keeps. Not written with `pack.strategy: none`, where
+    each row is one record. They take 0.4% of a Parquet file, and at least 4 bytes per token in
+    `arrow` and `jsonl`."""
 
     max_file_mb: Annotated[int, Field(gt=0)] = 256
     """Maximum size of a published file, in MiB of token data before compression."""

@@ -78,8 +78,8 @@ class SourceConfig(Section):
     formats; it does not detect plug-in formats. `mixed` detects the format of each row."""
 
     file_format: Literal["auto", FileFormat] = "auto"
-    """File format. `auto` uses the file name and checks the first bytes. `objects`: JSON objects in
-    sequence, each on one or more lines. `xlsx` also reads ODS."""
+    """File format. `auto` uses the file name and checks the first bytes. `objects`: JSON objects
+    in sequence, each on one or more lines. `xlsx` also reads ODS."""
 
     table: Annotated[str, Field(min_length=1, max_length=200)] | None = None
     """Table of a SQLite or DuckDB file. Required if the file has several."""
@@ -96,28 +96,28 @@ class SourceConfig(Section):
     """Each row is wrapped in a list: read `[{"question": ...}]` as `{"question": ...}`."""
 
     where: Annotated[Expressions | None, Field(json_schema_extra=_as_choices)] = None
-    """Rows to keep: an SQL expression over the row's fields, such as
-    `length(output) > 20 and lang = 'en'`, or a list of them. A row is dropped if any expression is
-    false or NULL, and counted under the first one that is."""
+    """Rows to keep: an SQL expression over the row's fields, such as `length(output) > 20 and lang
+    = 'en'`, or a list of them. A row is dropped if any expression is false or NULL, and counted
+    under the first one that is."""
 
     select: dict[str, Expression] = {}
     """New fields of each row: name -> SQL expression over its original fields, such as
     `{instruction: "title || chr(10) || body", output: answer}`. All other fields are dropped."""
 
     fields: dict[str, str] = {}
-    """Field names of the row format -> names in the file, where they differ:
-    `{instruction: question_text}`. `role` and `content` refer to messages."""
+    """Field names of the row format -> names used in the file, where they differ: `{instruction:
+    question_text}`. `role` and `content` refer to messages."""
 
     roles: dict[str, Role] = {}
     """Speaker names -> roles, for speakers that are not recognized: `{Agent: assistant}`."""
 
     ignored_fields: list[str] = []
-    """Text fields to leave out. `prepare` refuses a source with a text field that nothing reads (at
-    least four words, in at least 5% of the rows and three rows), unless it is listed here. Write
-    `input.notes` for a field of an object and `messages[].notes` for a field of messages."""
+    """Text fields to leave out. `prepare` refuses a source with a text field that nothing reads
+    (at least four words, in at least 5% of the rows and three rows), unless it is listed here.
+    Write `input.notes` for a field of an object and `messages[].notes` for a field of messages."""
 
     media: Literal["quarantine", "drop_rows", "drop_parts"] = "quarantine"
-    """Treatment of rows that contain images, audio, video or files. `quarantine` the rows,
+    """What to do with rows that contain images, audio, video or files. `quarantine` the rows,
     `drop_rows` and count them, or `drop_parts`: read the rows without these parts and count the
     parts."""
 
@@ -128,7 +128,7 @@ class SourceConfig(Section):
     """For message trees: read only the `best`-ranked path, or `all` paths from root to leaf."""
 
     weight: Annotated[float, Field(ge=0, le=1000)] = 1.0
-    """How often to train each row, with all its records: 0.1 uses a tenth of the rows; 2.5 uses
+    """How many times to use each row, with all its records: 0.1 uses a tenth of the rows; 2.5 uses
     every row twice and half of them a third time. Appending rows to a file does not change the
     choice among earlier rows."""
 
@@ -137,16 +137,16 @@ class SourceConfig(Section):
     applies to these rows."""
 
     loss_weight: Annotated[float, Field(ge=1e-6, le=1e6)] = 1.0
-    """Multiplies the loss weights of this source: with 0.5, each trained token counts half. (For
-    how often rows are trained, see `weight`.) For a weight per row, map `loss_weight` in
+    """Multiplies the loss weights of this source: with 0.5, each trained token counts half.
+    (`weight` sets how many times rows are used.) For a weight per row, map `loss_weight` in
     `fields`."""
 
     mix_seed: int = 0
-    """Seed of the choice by `weight` and `max_records`."""
+    """Seed for sampling with `weight` and `max_records`."""
 
     eval_only: bool = False
-    """Put all its records into eval, together with records of other sources that have the same
-    prompt."""
+    """Put all records of this source into eval, along with records of other sources that have the
+    same prompt."""
 
     @property
     def filters(self) -> list[str]:

@@ -201,19 +201,21 @@ def check_quarantine(
                 for each in filters
                 if each.filtered
             )
-            + f"; {bad:,} are bad{f' ({counts})' if counts else ''}: nothing to publish",
+            + f"; {bad:,} are bad{f' ({counts})' if counts else ''}, so there is nothing to "
+            "publish",
             reasons=dict(reasons),
             rows=rows,
         )
     elif is_empty:
         error = EmptyDatasetError(
-            f"all {counted(rows, 'row is', 'rows are')} bad ({counts}): nothing to publish",
+            f"all {counted(rows, 'row is', 'rows are')} bad ({counts}), so there is nothing to "
+            "publish",
             reasons=dict(reasons),
             rows=rows,
         )
     else:
         error = QuarantineLimitError(
-            f"{bad:,} of {counted(rows, 'row')} ({bad / rows:.2%}) are bad, over the limit of "
+            f"{bad:,} of {counted(rows, 'row')} ({bad / rows:.2%}) are bad; the limit is "
             f"{limit:.2%}: "
             f"{counts}. Fix the rows, or raise validate.max_quarantined",
             reasons=dict(reasons),

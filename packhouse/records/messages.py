@@ -40,9 +40,9 @@ TEXT_FIELDS = ("content", "context", "reasoning", "tool_calls", "tool_call_id", 
 
 REASONS = {
     "empty_conversation": "the conversation has no messages",
-    "unknown_role": "message {at} has a role outside system, user, assistant, tool",
+    "unknown_role": "message {at} has an unknown role (known: system, user, assistant, tool)",
     "system_not_first": "message {at} is a system turn but not the first message",
-    "starts_with_assistant": "message {at}, the first turn, is an assistant turn",
+    "starts_with_assistant": "the first turn (message {at}) is from the assistant",
     "tool_result_without_call": "message {at} is a tool result, but no tool call precedes it",
     "consecutive_user": "message {at} is a user turn right after a user turn",
     "consecutive_assistant": "message {at} is an assistant turn right after an assistant turn",
@@ -54,7 +54,7 @@ REASONS = {
     "empty_prompt": "the prompt (message {at}) is empty: a user turn without text",
     "empty_answer": "the answer (message {at}) is empty: no text, reasoning or tool call",
     "control": "message {at} contains a NUL character",
-    "too_many_chars": "message {at} is longer than max_chars",
+    "too_many_chars": "message {at} has more characters than validate.max_chars",
 }
 """Reason code -> sentence, where `{at}` is the 0-based number of the message. If several apply, the
 first one wins."""

@@ -22,7 +22,9 @@ class Reason(NamedTuple):
 QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
     "validate": {
         "json": Reason("the row is not JSON", "fix it, or write the file with a JSON library"),
-        "csv": Reason("the line is not one record", "quote text with quotes or line breaks"),
+        "csv": Reason(
+            "the line is not one record", "quote values that contain quotes or line breaks"
+        ),
         "encoding": Reason(
             "bytes that are not UTF-8, or half of a surrogate pair",
             "set `encoding` of the source, such as `cp1252`, if the file has another encoding",
@@ -31,11 +33,15 @@ QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
             "a cell of the workbook has an error, or a formula without a saved result",
             "fix the formula, or open the workbook in a spreadsheet program and save it",
         ),
-        "control": Reason("a raw control character or NUL in a text", "escape or remove it"),
+        "control": Reason(
+            "an unescaped control character or NUL in a string", "escape or remove it"
+        ),
         "number": Reason(
             "NaN, Infinity, or a number that does not fit 64 bits", "write null, or quoted text"
         ),
-        "duplicate_key": Reason("an object has a key twice", "keep the right one"),
+        "duplicate_key": Reason(
+            "an object has the same key twice", "remove the one with the wrong value"
+        ),
         "depth": Reason(
             "the row is nested deeper than 32 levels", "flatten it, or store JSON text"
         ),
@@ -47,12 +53,13 @@ QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
         ),
         "fields": Reason(
             "a required field is missing, or a CSV row is not as wide as the header",
-            "map the file's name with `fields: {output: answer}`; in CSV, quote text with commas",
+            "map the field name used in the file, as in `fields: {output: answer}`; in CSV, quote "
+            "values that contain commas",
         ),
         "type": Reason(
             "a value has the wrong type",
-            "write text for texts (in `select`: `cast(... as varchar)`) and integers for ids and "
-            "labels",
+            "use strings for text fields (in `select`: `cast(... as varchar)`) and integers for "
+            "ids and labels",
         ),
         "media": Reason(
             "the row has an image, audio, video or file; packhouse packs text only",
@@ -82,7 +89,7 @@ QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
             "an id is not in the tokenizer's vocabulary", "use the tokenizer that made the rows"
         ),
         "padding": Reason(
-            "pad tokens at the start or end that no mask leaves out",
+            "unmasked pad tokens at the start or end",
             "add an `attention_mask`, or cut them off",
         ),
         "arguments": Reason(
@@ -93,7 +100,9 @@ QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
             "the row's loss weight is not a number above 0",
             "write a number, or filter with `where`",
         ),
-        "tools": Reason("tools is not a list of objects", "write the definitions as for OpenAI"),
+        "tools": Reason(
+            "tools is not a list of objects", "use OpenAI's format for tool definitions"
+        ),
         "tool_calls": Reason(
             "a tool call has no name, or arguments that are not an object",
             "write `function.name` and `function.arguments`",
@@ -115,10 +124,10 @@ QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
             "a tool result has no call before it", "add the call, or remove the result"
         ),
         "consecutive_user": Reason(
-            "two user turns in a row", "join them, or allow it: `validate.refused_orders`"
+            "two consecutive user turns", "join them, or allow it: `validate.refused_orders`"
         ),
         "consecutive_assistant": Reason(
-            "two assistant turns in a row", "join them, or allow it: `validate.refused_orders`"
+            "two consecutive assistant turns", "join them, or allow it: `validate.refused_orders`"
         ),
         "call_without_result": Reason(
             "a tool call has no result, but another turn follows",
@@ -153,14 +162,14 @@ QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
             "add a `prompt`, or begin both conversations with it",
         ),
         "prompt_differs": Reason(
-            "an answer is a conversation that begins with another prompt than the row's",
+            "an answer is a conversation whose prompt differs from the row's prompt",
             "remove `prompt`, or write only the answer",
         ),
         "not_one_answer": Reason(
             "the prompt is not followed by exactly one assistant turn",
             "end the prompt before the last answer, or remove the row",
         ),
-        "same_answers": Reason("the chosen and the rejected answer are the same", "remove the row"),
+        "same_answers": Reason("the chosen and rejected answers are identical", "remove the row"),
         "weight": Reason(
             "a chosen or rejected answer has a loss weight", "remove the weight from the row"
         ),
@@ -172,8 +181,9 @@ QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
     },
     "format": {
         "template": Reason(
-            "the template rejects the row, or has no place for a part of it",
-            "follow the detail; another template, or a Jinja file with that place, may take it",
+            "the template rejects the row, or cannot render a part of it",
+            "do what the detail says; a different template, or your own Jinja file, may be able "
+            "to render it",
         ),
         "template_limit": Reason(
             "the row takes too long to render, or its text is too large",
@@ -181,7 +191,7 @@ QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
         ),
         "content_lost": Reason(
             "the template leaves out a text, a tool or a call",
-            "follow the detail, or set `format.template` to a Jinja file that writes it "
+            "do what the detail says, or set `format.template` to a Jinja file that writes it "
             "(`mistral_system` for Mistral v0.3)",
         ),
         "thought_lost": Reason(
@@ -190,9 +200,9 @@ QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
             "`format.reasoning: strip` if the model is also used without reasoning",
         ),
         "no_reasoning": Reason(
-            "the inference prompt opens a thought, but the answer has no reasoning",
+            "the inference prompt opens a thinking block, but the answer has no reasoning",
             "add reasoning (and `format.thought_end` if the detail says so), set the answer's "
-            "weight to 0, or set `format.template` to a Jinja file whose prompt opens no thought",
+            "weight to 0, or set `format.template` to a Jinja file whose prompt does not open one",
         ),
         "starts_with_assistant": Reason(
             "the first turn is from the assistant, and the template writes no prompt before it",
@@ -204,7 +214,7 @@ QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
         ),
         "stop_inside": Reason(
             "the template writes a stop token inside an answer, where the model would stop",
-            "follow the detail, or set the weight of the message to 0",
+            "do what the detail says, or set the weight of the message to 0",
         ),
         "nothing_trained": Reason(
             "no turn of the row is trained",
@@ -213,7 +223,7 @@ QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
         ),
         "label": Reason("a label is not in `label_names`", "list all classes"),
         "only_thinking": Reason(
-            "an answer has nothing left without its thinking",
+            "an answer is empty without its reasoning",
             "set the message's weight to 0, set `format.reasoning: keep`, or remove the row",
         ),
         "unclosed_thinking": Reason(
@@ -227,12 +237,12 @@ QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
             "no token begins inside a trained span", "end the prompt with a line break"
         ),
         "prompt_differs": Reason(
-            "the template or tokenizer writes different prompts before the two answers",
+            "the template or tokenizer renders the prompt differently for the two answers",
             "give both answers reasoning or none (`format.reasoning: strip`), end the prompt with "
             "a line break, or use a template that writes equal prompts",
         ),
         "not_one_answer": Reason(
-            "the trained tokens of an answer are not one run",
+            "the trained tokens of an answer are not contiguous",
             "use a template that writes an answer in one piece",
         ),
         "same_answers": Reason(
@@ -240,7 +250,7 @@ QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
             "remove the row, or use a template that writes the difference",
         ),
         "control_text": Reason(
-            "a content contains the text of a control token",
+            "a message contains the text of a control token",
             "set `tokenize.control_text: text`; if the tokenizer cannot write it as text, remove "
             "it from the row",
         ),

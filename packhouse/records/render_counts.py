@@ -64,13 +64,13 @@ class RenderCounts:
 
         Example:
             >>> RenderCounts(rows=10, records=14).record_lines()
-            ['10 rows gave 14 records']
+            ['10 rows became 14 records']
             >>> RenderCounts(rows=10, records=10).record_lines()
             []
         """
         if self.rows == self.records:
             return []
-        return [f"{counted(self.rows, 'row')} gave {counted(self.records, 'record')}"]
+        return [f"{counted(self.rows, 'row')} became {counted(self.records, 'record')}"]
 
     def lines(self) -> list[str]:
         """Return a line for the stop tokens and one for each note.
@@ -92,8 +92,8 @@ class RenderCounts:
 
 
 _NOT_NAMED = (
-    "; no file of the model names this token, so tell the inference engine to stop at it "
-    "(stop_token_ids)"
+    "; none of the model's files lists this token, so add it to stop_token_ids in the "
+    "inference engine"
 )
 
 NOTES: Mapping[str, tuple[str, str]] = {
@@ -144,18 +144,18 @@ NOTES: Mapping[str, tuple[str, str]] = {
         "the same question have reasoning",
     ),
     "rewritten_prompts": (
-        "prompt differs from the record before it, only in text that the template writes",
-        "prompts differ from the record before them, only in text that the template writes",
+        "prompt differs from the record before it, only in text that the template adds",
+        "prompts differ from the record before them, only in text that the template adds",
     ),
     "answers_too_long": (
         "answer is left out, because its prompt is longer than any pack",
         "answers are left out, because their prompts are longer than any pack",
     ),
     "borrowed_thoughts": (
-        "answer has its reasoning written as before a tool call, because the template leaves it "
-        "out otherwise",
-        "answers have their reasoning written as before a tool call, because the template leaves "
-        "it out otherwise",
+        "answer is written as if a tool call followed, because the template leaves out its "
+        "reasoning otherwise",
+        "answers are written as if a tool call followed, because the template leaves out their "
+        "reasoning otherwise",
     ),
     "arguments_not_read": (
         "row has template arguments that the template does not read",
@@ -194,7 +194,7 @@ REFUSALS: dict[str, dict[str, object]] = {
 }
 """Notes of the format step, and the settings that its first split row is tried with."""
 _CAUSE = {
-    "joined": "the template writes earlier turns differently once others follow",
+    "joined": "the template writes a turn differently once later turns follow",
     "exact": "prompts at inference do not continue the record before them",
     "alone": "each answer is a separate record that repeats the turns before it",
 }

@@ -365,8 +365,9 @@ class CacheRoom:
     def __str__(self) -> str:
         inodes = "" if self.free_inodes is None else f" and {self.free_inodes:,} files"
         return (
-            f"{in_mb(self.num_bytes)} in finished steps ({in_mb(self.held_bytes)} in use by runs), "
-            f"limit {in_mb(self.max_bytes)}, {in_mb(self.free_bytes)}{inodes} free"
+            f"{in_mb(self.num_bytes)} used of {in_mb(self.max_bytes)} allowed "
+            f"({in_mb(self.held_bytes)} in use by runs); {in_mb(self.free_bytes)}{inodes} free "
+            "on disk"
         )
 
 

@@ -88,7 +88,10 @@ class Drift:
             if value is None:
                 outcome, detail = "not reached", "a manifest lacks the numbers"
             elif limit is not None and value > limit:
-                outcome, detail = "failed", f"drift of {measure} is {value:.4f}, over {limit:.4f}"
+                outcome, detail = (
+                    "failed",
+                    f"drift of {measure} is {value:.4f}; the limit is {limit:.4f}",
+                )
             each = GateResult(name=name, outcome=outcome, value=value, limit=limit, detail=detail)
             results.append(each)
         return tuple(results)
@@ -99,7 +102,7 @@ class Drift:
         Example:
             >>> drift = Drift(lengths=0.3, sources=0.0, quarantined=None, trained=0.01)
             >>> drift.beyond(Gate(max_lengths=0.25, max_quarantined=0.1))
-            ('drift of lengths is 0.3000, over 0.2500',)
+            ('drift of lengths is 0.3000; the limit is 0.2500',)
         """
         return tuple(each.detail for each in self.results(gate) if each.outcome == "failed")
 

@@ -287,7 +287,7 @@ class LocalStore(ObjectStore):
         else:
             problem = f"'{place}' is {'a file' if place.is_file() else 'not a folder'}"
         return StoreError(
-            f"store {self.uri}: {problem}. Move it away, or use another store",
+            f"store {self.uri}: {problem}. Move the file, or use another store",
             path=str(place),
         )
 

@@ -576,7 +576,8 @@ def parse_slot(data: bytes, where: str = "manifest.json") -> Manifest | Tombston
         known = isinstance(error, ConfigError)  # other messages may quote untrusted content
         problem = str(error) if known else f"not the JSON of a manifest ({type(error).__name__})"
         raise IntegrityError(
-            f"{where} is damaged: {problem}. Restore it from a pulled copy, or delete it and "
+            f"{where} is damaged: {problem}. Restore it from a copy made with `packhouse pull`, "
+            "or delete it and "
             "publish the version again",
             key=where,
         ) from None

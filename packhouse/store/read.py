@@ -125,7 +125,8 @@ class OpenVersion:
                 "another folder (TMPDIR if you set none), then run again to resume"
             ) from error
         raise IntegrityError(
-            f"'{self.uri(entry)}' is damaged: {MAX_READS} reads did not have the published sha256 "
+            f"'{self.uri(entry)}' is damaged: {MAX_READS} reads had a SHA-256 other than the "
+            "published "
             f"{entry.sha256}. Restore it, or publish the version to another store",
             key=entry.key,
         )
@@ -133,8 +134,8 @@ class OpenVersion:
     def gone(self, entry: FileEntry) -> VersionNotFoundError:
         """Return the error for a file that is in the manifest but not in the store."""
         return VersionNotFoundError(
-            f"'{self.uri(entry)}' is missing: someone deleted it by hand. Restore it from a "
-            "pulled copy, or publish the version again",
+            f"'{self.uri(entry)}' is missing: it was deleted outside packhouse. Restore it from a "
+            "copy made with `packhouse pull`, or publish the version again",
             key=self.key(entry),
         )
 

@@ -350,7 +350,7 @@ def explaining(store: ObjectStore, dataset: str) -> Iterator[None]:
             folders = set(store.list_folders(""))
             if not folders:
                 problem = f"store '{store.uri}' has no datasets"
-                remedy = "Use ROOT/DATASET, where ROOT is publish.store of the recipe"
+                remedy = "Pass STORE/DATASET, where STORE is the recipe's publish.store"
             elif dataset not in folders:
                 problem = f"store '{store.uri}' has no dataset '{dataset}'"
                 remedy = f"Run `packhouse ls {store.uri}`"

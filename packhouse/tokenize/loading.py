@@ -169,7 +169,7 @@ def _cached_or_downloaded(repo: str, revision: str, name: str) -> Path:
         but = "--exclude '*.safetensors' --exclude '*.bin'"
         remedy = f"with network, run `hf download {wanted} {but}` first"
     raise TokenizerError(
-        f"tokenizer '{name}' is not a folder here, and as a Hub name: {reason}. Pass a folder, or "
+        f"cannot find tokenizer '{name}': it is not a folder, and {reason}. Pass a folder, or "
         f"{remedy}",
         tokenizer=name,
     )
@@ -414,7 +414,8 @@ def _tokenizer_files(folder: Path) -> list[Path]:
     if not any(file.match(pattern) for file in files for pattern in _VOCABULARIES):
         found = ", ".join(file.name for file in files) or "no tokenizer file"
         raise TokenizerError(
-            f"no vocabulary in tokenizer folder '{folder}' ({found}); it needs tokenizer.json, "
+            f"tokenizer folder '{folder}' has no vocabulary file ({found}). It needs "
+            "tokenizer.json, "
             "vocab.json + merges.txt, vocab.txt, tokenizer.model or tekken.json",
             folder=str(folder),
         )

@@ -128,7 +128,7 @@ def test_a_recipe_names_benchmarks_and_is_stopped_by_their_questions(project):
     with pytest.raises(AuditError) as caught:
         project.prepare()
     assert str(caught.value).startswith(
-        "the audit stopped publication: 1 of 2 rows (50.00%) share 10 words in a row with a "
+        "the audit stopped publication: 1 of 2 rows (50.00%) share 10 consecutive words with a "
         "benchmark: sums/sums.jsonl row 0 with exam/exam.jsonl row 0 ('a farmer has 17 sheep and"
     )
     published = project.prepare("audit.max_contaminated=0.5")

@@ -97,7 +97,7 @@ def test_plan_the_report_and_a_run_say_the_same(recipe, tmp_path, monkeypatch):
         "generation stops at <|im_end|> (generation_config.json)",
         "4 answers follow the thinking prompt",
         "7 answers follow the non-thinking prompt",
-        "3 prompts differ from the record before them, only in text that the template writes",
+        "3 prompts differ from the record before them, only in text that the template adds",
     ]
     pages = tmp_path / "before.html", tmp_path / "after.html"
 
@@ -110,14 +110,14 @@ def test_plan_the_report_and_a_run_say_the_same(recipe, tmp_path, monkeypatch):
     for said in plans:
         assert "5 rows (7 records)" in said
         assert notes_of(said)[-5:] == [*lines, "quarantined: control_text 1"]
-    assert notes_of(run)[0] == "6 rows gave 8 records"
+    assert notes_of(run)[0] == "6 rows became 8 records"
     assert set(lines) < set(notes_of(run))
     assert "tokenize quarantined: control_text 1" in run
     for page in pages:
         text = html.unescape(page.read_text())
         assert all(f"<li>{line}</li>" in text for line in lines)
     assert "<li>quarantined: control_text 1</li>" in pages[0].read_text()
-    assert "<li>6 rows gave 8 records</li>" in pages[1].read_text()
+    assert "<li>6 rows became 8 records</li>" in pages[1].read_text()
 
     planned = json.loads(call("plan", str(recipe), "--json"))
     assert planned["quarantined"] == {"control_text": 1}
@@ -171,7 +171,7 @@ def test_notes_read_as_sentences():
     notes = {"rewritten_prompts": 1, "plain_turns": 1, "bom": 2}
     assert RenderCounts(notes=notes).lines() == [
         "1 answer follows the non-thinking prompt",
-        "1 prompt differs from the record before it, only in text that the template writes",
+        "1 prompt differs from the record before it, only in text that the template adds",
         "2 files start with a byte order mark",
     ]
 

@@ -51,7 +51,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ),
         (
             HEAD + ROWS + "    format: alpaca\n",
-            "all 30 rows are bad (fields 30): nothing to publish; first 'fields': "
+            "all 30 rows are bad (fields 30), so there is nothing to publish; first 'fields': "
             "talks/talks.jsonl line 1, no field 'instruction'; the row has 'messages'. Rows of "
             "'talks' look like `chat`, but the recipe reads them as `alpaca`. Try `format: chat`, "
             "or `format: mixed` if rows have several shapes. To see them, run "
@@ -59,7 +59,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ),
         (  # a row that fits the recipe's format is not sent to another one
             HEAD + "sources: [{path: pairs.jsonl, format: pairs}]\n",
-            "no_prompt': pairs/pairs.jsonl line 1, chosen has no prompt before it. Remedy: ",
+            "no_prompt': pairs/pairs.jsonl line 1, chosen has no prompt. Remedy: ",
         ),
         (
             HEAD + ROWS + "    fields: {messags: talk}\n",

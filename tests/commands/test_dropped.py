@@ -39,7 +39,7 @@ def test_rows_say_why_and_how_long_they_are(version, tmp_path):
     done = call(version, tmp_path / "cache")
     repeat = "rows/rows.jsonl row 20, 71 tokens: repeats rows/rows.jsonl row 3"
     assert f"duplicate: 1 record\n  {repeat}\n" in done.stdout
-    assert "tokens: more than seq_len 128 tokens" in done.stdout
+    assert "tokens: longer than seq_len (128 tokens)" in done.stdout
     assert "Say 3." in done.stdout
     assert "\x1b[2J" not in done.stdout
     (row,) = map(json.loads, call(version, tmp_path / "cache", "--json", "--reason",

@@ -858,8 +858,8 @@ def test_init_shows_the_cost_of_split_rows(tmp_path, monkeypatch):
     assert "records hold" not in printed("whole.yaml")
     monkeypatch.setattr(command, "render_sample", split)
     assert (
-        "records hold 1.47 times the text of one rendering per row, because the template writes "
-        "earlier turns differently once others follow; alternatives: format.turns: whole; "
+        "records hold 1.47 times the text of one rendering per row, because the template writes a "
+        "turn differently once later turns follow; alternatives: format.turns: whole; "
         "format.reasoning: strip if rows have reasoning; format.train_on: "
         "last_assistant"
     ) in printed("split.yaml")

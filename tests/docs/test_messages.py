@@ -33,16 +33,16 @@ DETAILS = {
     "not_an_object": "the row is a number, not an object",
     "fields": "no field 'answer'; the row has 'question'",
     "type": (
-        "text is a number, not text; to make it text, use `select: {text: "
+        "text is a number, not text; to convert it to text, use `select: {text: "
         "'\"text\"::VARCHAR'}` instead of `fields`"
     ),
     "media": "message 0: content part of type 'image_url', not text",
-    "label": "the label 'good' is text, which needs label_names",
+    "label": "the label 'good' is text, but `label_names` is not set",
     "token_ids": "token 1 is -1, which is not a token id",
     "uneven": "labels has 2 values for 3 tokens",
     "labels": (
-        "label 0 is 6, but token 0 is 5 (labels are shifted: each is the next token); a "
-        "label is its token or -100, and trainers shift them"
+        "label 0 is 6, but token 0 is 5 (labels are shifted: each is the next token); set each "
+        "label to its own token or to -100, since trainers shift them"
     ),
     "boundaries": "seq_lengths do not add up to 3, the row's tokens",
     "nothing_trained": "no token of the record is trained",
@@ -52,7 +52,7 @@ DETAILS = {
     ),
     "loss_weight": "w is '-1', not a weight from 1e-06 to 1e+06",
     "tools": "tools is not a list of objects",
-    "tool_calls": "message 1: a tool call names no function",
+    "tool_calls": "message 1: a tool call has no function name",
     "empty_conversation": "the conversation has no messages",
     "unknown_role": "message 0 has a role outside system, user, assistant, tool",
     "system_not_first": "message 1 is a system turn but not the first message",
@@ -71,10 +71,10 @@ DETAILS = {
     "transcript": "the text does not begin with `Human:` or `Assistant:`",
     "ends_on_user": "the last message is a user turn; set allow_ends_on_user to keep such rows",
     "ends_on_tool": "the last message is a tool result, so the answer to it is missing",
-    "no_prompt": "chosen has no prompt before it",
-    "prompt_differs": "chosen is a conversation that begins with another prompt",
+    "no_prompt": "chosen has no prompt",
+    "prompt_differs": "chosen is a conversation whose prompt differs from the row's prompt",
     "not_one_answer": "after the prompt, completion has user, not one assistant turn",
-    "same_answers": "the chosen and the rejected answer are the same",
+    "same_answers": "the chosen and rejected answers are identical",
     "weight": "the answer in chosen has a loss weight",
     "empty_prompt": "the prompt (message 0) is empty: a user turn without text",
     "empty_answer": "the answer (message 1) is empty: no text, reasoning or tool call",
@@ -84,24 +84,24 @@ DETAILS = {
 
 MESSAGES = {
     "ConfigError": "prepare: unknown key 'pack.seqlen'; did you mean 'seq_len'?",
-    "SourceError": "source file 'TMP/rows.jsonl' does not exist; correct its path",
+    "SourceError": "source file 'TMP/rows.jsonl' does not exist. Check the path",
     "EmptyDatasetError": (
         "no record fits into seq_len 16, so there is nothing to publish. Raise pack.seq_len, "
         "or set pack.over_length to truncate_turns."
     ),
     "QuarantineLimitError": (
-        "2 of 32 rows (6.25%) are bad, over the limit of 1.00%: type 2. Fix the rows, or "
+        "2 of 32 rows (6.25%) are bad; the limit is 1.00%: type 2. Fix the rows, or "
         "raise validate.max_quarantined; first 'type': rows/rows.jsonl line 31, instruction "
-        "is a number, not text; to make it text, use `select: {instruction: "
+        "is a number, not text; to convert it to text, use `select: {instruction: "
         "'\"instruction\"::VARCHAR', output: '\"output\"::VARCHAR'}` instead of `fields`. "
-        "Remedy: write text for texts (in `select`: `cast(... as varchar)`) and integers for "
-        "ids and labels. To see them, run `packhouse quarantine show "
+        "Remedy: use strings for text fields (in `select`: `cast(... as varchar)`) and integers "
+        "for ids and labels. To see them, run `packhouse quarantine show "
         "TMP/cache/steps/validate/KEY/quarantined.arrow`."
     ),
     "AuditError": (
-        "the audit stopped publication: source 'rows': 29 of 30 (96.67%, over 0.00%) rows "
+        "the audit stopped publication: source 'rows': 29 of 30 (96.67%, limit 0.00%) rows "
         "repeat an earlier row, worst: rows/rows.jsonl row 0 (30). Fix the rows or the "
-        "template, or change audit.max_duplicates, dedup.exact (drop keeps one of each)"
+        "template, or change audit.max_duplicates, dedup.exact (drop keeps one row of each)"
     ),
     "TokenizerError": (
         "no vocabulary in tokenizer folder 'TMP/empty' (no tokenizer file); it needs "
@@ -116,15 +116,16 @@ MESSAGES = {
     "ContractError": "dropped: column 'source' must be string not null, got nothing",
     "EmptyRowError": "row 0 has no tokens. Remove empty rows.",
     "VersionNotFoundError": (
-        "store 'TMP/store' has no datasets. Use ROOT/DATASET, where ROOT is publish.store of "
-        "the recipe"
+        "store 'TMP/store' has no datasets. Pass STORE/DATASET, where STORE is the recipe's "
+        "publish.store"
     ),
     "IntegrityError": (
         "numbers/v/KEY/manifest.json is damaged: its digest, manifest_id or format does not "
-        "match its content. Restore it from a pulled copy, or delete it and publish the "
+        "match its content. Restore it from a copy made with `packhouse pull`, or delete it and "
+        "publish the "
         "version again"
     ),
-    "StoreError": "store TMP/store: 'TMP/store' is a file. Move it away, or use another store",
+    "StoreError": "store TMP/store: 'TMP/store' is a file. Move the file, or use another store",
 }
 """Error class -> message of the call in `CALLS`; TMP and KEY stand for a folder and a key."""
 

@@ -368,13 +368,16 @@ def test_a_candidate_too_far_from_what_readers_have_is_held_and_announced(
     for _ in range(2):  # nothing changed the second time
         state = refresh(place, cache, "publish.max_source_drift=0.01", approval=True)
         assert (state.name, state.result().outcome) == ("Held", "held")
-        assert "'latest' did not move: drift of sources is 0.3853, over 0.0100" in state.message
+        assert (
+            "'latest' did not move: drift of sources is 0.3853; the limit is 0.0100"
+            in state.message
+        )
         assert ref(place) == first
         assert ref(place, "latest.candidate") == state.result().version
         page = newest("demo-refresh")
         assert "| drift.sources | **FAILED** | 38.53% | at most 1.00% | drift of sources is" in page
     (payload,) = [facts["payload"] for name, facts in said if name.endswith("version.refused")]
-    assert payload["reasons"] == ["drift of sources is 0.3853, over 0.0100"]
+    assert payload["reasons"] == ["drift of sources is 0.3853; the limit is 0.0100"]
 
 
 def test_a_refused_refresh_gives_the_reason_and_keeps_the_ref(place, cache, first):

@@ -61,7 +61,7 @@ def test_a_dead_server_is_one_sentence_with_its_address(tmp_path):
     *phases, said = done.stderr.splitlines()
     assert said.startswith("TransientError: no Prefect server answers (Failed to reach API")
     assert "http://127.0.0.1:9/api" in said
-    assert "Start it, unset PREFECT_API_URL, or run `packhouse prepare`" in said
+    assert "Start one, unset PREFECT_API_URL, or run `packhouse prepare`" in said
     assert phases[0] == "importing Prefect ..."
     assert phases[-1] == "creating the run ..."
     assert not (tmp_path / ".packhouse").exists()

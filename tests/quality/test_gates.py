@@ -47,7 +47,7 @@ def test_a_limit_stops_publication_and_names_count_share_limit_rows_and_remedy(p
     with pytest.raises(AuditError) as caught:
         project.prepare("audit.quality.max_emails=0.01")
     assert str(caught.value) == (
-        "the audit stopped publication: source 'sums': 2 of 40 rows (5.00%, over 1.00%) contain "
+        "the audit stopped publication: source 'sums': 2 of 40 rows (5.00%, limit 1.00%) contain "
         "an email address: sums/sums.jsonl row 3, sums/sums.jsonl row 7. Fix the rows or the "
         "template, or change audit.quality.max_emails"
     )

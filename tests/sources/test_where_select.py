@@ -292,7 +292,7 @@ def test_where_filters_before_the_shape_of_rows_is_looked_for(read_bytes):
         (
             {"where": "length(answr) > 5"},
             r"where `length\(answr\) > 5`: no row has a field 'answr'. "
-            r"Fields are: title, body, answer, lang, score; did you mean 'answer'\?",
+            r"The fields are: title, body, answer, lang, score; did you mean 'answer'\?",
         ),
         ({"select": {"text": "answr"}}, r"select.text `answr`: no row has a field 'answr'"),
         ({"where": "length(answer)"}, "is int64, not true or false. Compare it"),

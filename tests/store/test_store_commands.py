@@ -137,7 +137,7 @@ def test_a_damaged_manifest_is_named_and_the_other_versions_are_listed(dataset, 
         output = call("ls", dataset, code=5)
         assert "warning: tiny/v/aaaa.g0/manifest.json is damaged" in output
         assert "bbbb.g0" in output
-        assert "Restore it from a pulled copy" in output
+        assert "Restore it from a copy made with `packhouse pull`" in output
         call("verify", f"{dataset}@aaaa.g0", code=5)
         call("show", dataset)
 
@@ -205,5 +205,5 @@ def test_a_file_that_was_removed_by_hand_is_named_with_a_remedy(dataset, tmp_pat
     (path,) = (tmp_path / "store" / "tiny" / "v" / "bbbb.g0" / "data").iterdir()
     path.unlink()
     for command in (["verify", dataset], ["pull", dataset, tmp_path / "copy"]):
-        assert "is missing: someone deleted it by hand" in call(*command, code=5)
+        assert "is missing: it was deleted outside packhouse" in call(*command, code=5)
     assert not (tmp_path / "copy" / "manifest.json").exists()

@@ -512,7 +512,7 @@ def check_messages(
 
 
 def _continues(prompt: str, before: str, previous: Answer | None, messages: Messages) -> bool:
-    """Return True if a record differs from the prompt only in text that the template writes.
+    """Return True if a record differs from the prompt only in text that the template adds.
 
     The own texts are the same in the same order, and the new part is the end of the prompt.
     """

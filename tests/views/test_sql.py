@@ -64,7 +64,7 @@ def test_counts_of_the_views_are_those_of_the_ledger(make):
     dropped = version.sql("select row, reason, detail from dropped order by row").to_pylist()
     assert [row["row"] for row in dropped] == [50, 51, 52, 53, 54, 55]
     assert dropped[0]["detail"].endswith("row 0")
-    assert dropped[5]["detail"] == "more than seq_len 128 tokens"
+    assert dropped[5]["detail"] == "longer than seq_len (128 tokens)"
     (total,) = version.sql("select sum(num_trained) as n from records").to_pylist()
     assert total["n"] == sum(side["num_trained"] for side in version.statistics.values())
     steps = version.sql("select number, unit from ledger where step = 'pack' and event = 'out'")

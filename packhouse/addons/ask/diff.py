@@ -328,12 +328,12 @@ _ENDS = (".rows_in", ".tokens_in")
 @click.argument("old", metavar="OLD")
 @click.argument("new", metavar="NEW")
 @click.option("--no-records", is_flag=True, help="Compare only the manifests; read no data.")
-@cache_option("Folder of tokenizers and cached steps.")
+@cache_option("Cache folder.")
 @json_option()
 def diff(old: str, new: str, no_records: bool, cache: Path, as_json: bool) -> None:
-    """Compare two versions: settings, counts, schema, rows, tokens, masks, copies and splits.
+    """Compare the settings, schema, rows, tokens, masks, repeats and splits of two versions.
 
-    NEW may be a ref or version of the same dataset, without the store. If the tokenizer is known,
+    NEW can be just a ref or version ID if it is in the same dataset. If the tokenizer is known,
     examples are shown as text.
 
     \b

@@ -81,7 +81,7 @@ class _Wanted:
 @click.option("--split", help="Split to read. [default: train, or the first one]")
 @number_option("--packs", "Number of packs to print.", default=1, least=1)
 @number_option("--skip", "Number of packs to skip first.", default=0)
-@number_option("--pack", "Print the pack with this number, from 0.")
+@number_option("--pack", "Print the pack with this number (0-based).")
 @number_option(
     "--records", "Print this many individual records instead of packs. [default: 5]", least=1
 )
@@ -91,8 +91,8 @@ class _Wanted:
 @click.option("--grep", metavar="TEXT", help="Print records that contain this text.")
 @click.option("--quarantined", is_flag=True, help="Print bad rows with their reasons.")
 @click.option("--dropped", is_flag=True, help="Print dropped rows with their reasons.")
-@click.option("--tokenizer", help="Tokenizer folder, if the store does not have it.")
-@cache_option("Folder of tokenizers and cached steps.")
+@click.option("--tokenizer", help="Tokenizer folder, if the store has no copy of the tokenizer.")
+@cache_option("Cache folder.")
 @json_option("Print one line of JSON per pack or record.")
 def inspect(
     target: str,
@@ -107,7 +107,7 @@ def inspect(
     as_json: bool,
     **wanted: Any,
 ) -> None:
-    """Print packs or records of a version with trained tokens in green (in a pipe: {+ and +}).
+    """Print packs or records of a version, with trained tokens in green ({+ and +} if piped).
 
     With a RECIPE, print the first rows as they would be trained, without preparing anything.
     Output on a terminal goes to a pager. VERSION is STORE/DATASET[@NAME], where NAME is a ref or a
@@ -355,7 +355,7 @@ def _pipeline(opened: OpenVersion, folder: str | None, cache: Path) -> Pipeline 
     tokenizers = Workspace(cache=cache).tokenizers
     if folder:
         if fingerprint_tokenizer(folder) != opened.manifest.tokenizer_fingerprint:
-            print_note("warning: this tokenizer differs from the one the version was made with")
+            print_note("warning: this is not the tokenizer that the version was made with")
         load = partial(load_snapshot, folder, tokenizers, pipeline_of_version(opened))
         return pipeline_of(load)
     pipeline = pipeline_of(tokenizer_of(opened, tokenizers))

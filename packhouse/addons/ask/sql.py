@@ -30,7 +30,7 @@ _CELL = 400
 @json_option("Print one line of JSON per row.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
 @number_option("--limit", "Number of rows to print; 0 prints all.", default=50)
-@cache_option("Folder of tokenizers and cached steps.")
+@cache_option("Cache folder.")
 def sql(target: str, query: str, as_json: bool, as_csv: bool, limit: int, cache: Path) -> None:
     """Query a VERSION with SQL (DuckDB).
 
@@ -44,8 +44,8 @@ def sql(target: str, query: str, as_json: bool, as_csv: bool, limit: int, cache:
       audit       source, name, value
       versions    version, refs, packs, tokens, bytes
 
-    The columns text, input_ids, trained, loss_weights and raw (of quarantine) are read only if
-    QUERY names them. `select * from records limit 1` shows the others.
+    The large columns text, input_ids, trained, loss_weights and quarantine.raw are returned only
+    if QUERY names them; `select *` returns all others.
 
     \b
     Example:

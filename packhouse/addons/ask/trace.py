@@ -54,10 +54,10 @@ _RULES = {
 @click.command()
 @click.argument("target", metavar="VERSION")
 @click.option("--split", help="Split to read. [default: train, or the first one]")
-@number_option("--pack", "Number of the pack in its split, from 0.")
+@number_option("--pack", "Number of the pack in its split (0-based).")
 @number_option("--token", "Number of the token in the pack, from 0.")
 @click.option("--file", help="Source file: faq.jsonl, source/faq.jsonl, or its path.")
-@number_option("--line", "Line of a JSON Lines file, from 1.", least=1)
+@number_option("--line", "Line number in a JSON Lines file (1-based).", least=1)
 @number_option("--row", "Row of a file of any format, from 0.")
 @json_option()
 def trace(
@@ -72,8 +72,8 @@ def trace(
 ) -> None:
     """Find the source row of a token and why it is trained, or what happened to a row.
 
-    Rows, packs and tokens count from 0. A LINE counts from 1, as in an editor, and needs the file
-    on this machine. If the file has no blank lines, line 18 is row 17.
+    Rows, packs and tokens are numbered from 0, lines from 1, as in an editor (line 18 is row 17 if
+    there are no blank lines). --line needs the source file on this machine.
 
     \b
     Example:
@@ -247,7 +247,7 @@ Rows = list[dict[str, Any]]
 @click.option(
     "--recipe", type=click.Path(), help="Recipe with the current paths of the source files."
 )
-@cache_option("Folder of tokenizers and cached steps.")
+@cache_option("Cache folder.")
 @json_option("Print one line of JSON per row.")
 def dropped(
     target: str,
@@ -258,17 +258,17 @@ def dropped(
     cache: Path,
     as_json: bool,
 ) -> None:
-    """List the rows and records that a filter or policy dropped from VERSION, and why.
+    """List the rows and records that a filter or setting dropped from VERSION, and why.
 
-    Over-length records show their token count, duplicates the row they repeat, and filtered rows
-    the expression. Texts come from the cache if it still has the run that made the version, or else
-    from unchanged source files (see --recipe).
+    Each entry shows the cause: the tokens of a long record, the row that a duplicate repeats, or
+    the expression that filtered out a row. The text comes from the cache if the run is still
+    cached, otherwise from the source files if they have not changed (see --recipe).
 
     \b
     Example:
       $ packhouse dropped ./store/demo --reason over_seq_len
       over_seq_len: 1 record
-        chats/chats.jsonl row 65, 759 tokens: more than seq_len 512 tokens
+        chats/chats.jsonl row 65, 759 tokens: longer than seq_len (512 tokens)
           <|im_start|>user Hello, I am Hana ...
     """
     opened, workspace = open_address(target), Workspace(cache=cache)

@@ -103,7 +103,7 @@ FROM files.quarantine;
 CREATE VIEW files.left_out AS
 SELECT
   r.number, r.source, r.row, r.record_id, r.outcome AS reason, CASE
-    WHEN outcome = 'over_seq_len' THEN format('more than seq_len {:,} tokens', seq_len())
+    WHEN outcome = 'over_seq_len' THEN format('longer than seq_len ({:,} tokens)', seq_len())
     WHEN outcome = 'contaminated' THEN coalesce('shares words with ' || repeats, '')
     ELSE coalesce('repeats ' || kept.place, '') END AS detail, r.repeats
 FROM files.records r

@@ -146,9 +146,14 @@ MEANINGS = {
         "write the rows again",
         "rows",
     ),
-    "foreign_ids": Meaning("ids outside the tokenizer's vocabulary", "is it the right tokenizer?"),
+    "foreign_ids": Meaning(
+        "ids outside the tokenizer's vocabulary",
+        "check that the rows were made with this tokenizer",
+    ),
     "unknown_tokens": Meaning(
-        "tokens are unknown to the tokenizer", "is it the right tokenizer?", "tokens"
+        "tokens are unknown to the tokenizer",
+        "check that the rows were made with this tokenizer",
+        "tokens",
     ),
     "duplicates": Meaning("repeat an earlier record", "drop them"),
     "quarantined": Meaning(
@@ -395,7 +400,7 @@ def audit(
         tokenizers = Workspace(cache=folder).tokenizers
         snapshot = load_snapshot(name, tokenizers, recipe.tokenize.pipeline)
         pipeline = read_pipeline(snapshot.backend)
-        start_phase("learning the template")
+        start_phase("analyzing the template")
         has_template = template is not None or snapshot.chat_template is not None
         known = recipe if has_template else None
         turns, notes = learn_turns(known, snapshot, pipeline, tokenizers)

@@ -23,9 +23,9 @@ FOUND = 4
 @click.option(
     "--tokenizer", required=True, help="Tokenizer folder, or Hub name: org/name[@revision]."
 )
-@click.option("--template", help="Template of the rows. [default: the tokenizer's chat template]")
+@click.option("--template", help="Chat template of the rows. [default: the tokenizer's]")
 @set_option("Set a recipe value for raw rows: --set pack.seq_len=4096. May be repeated.")
-@click.option("--cache", metavar="PLACE", help="Folder of cached steps.")
+@click.option("--cache", metavar="PLACE", help="Cache folder.")
 @json_option("Print the report as one line of JSON.")
 def audit(
     data: tuple[str, ...],
@@ -35,11 +35,11 @@ def audit(
     cache: str | None,
     as_json: bool,
 ) -> None:
-    """Audit tokenized rows from any tool, or raw rows, without publishing anything.
+    """Check the tokens and masks of rows from any tool, without publishing anything.
 
-    DATA is files or folders of rows with `input_ids` and `labels` or a mask (Parquet, Arrow, JSON,
-    JSON Lines or `save_to_disk` output), a version (STORE/DATASET@REF), or raw rows as for
-    `packhouse prepare`.
+    DATA can be files or folders of rows with `input_ids` and either `labels` or a mask (Parquet,
+    Arrow, JSON, JSON Lines or `save_to_disk` output), a version (STORE/DATASET@REF), or raw rows
+    as for `packhouse prepare`.
 
     \b
     Example:

@@ -294,24 +294,23 @@ def ci(
     """Refresh a dataset in a CI job: check its gates and write summaries.
 
     If nothing changed, only the gates are checked. Summaries are written even if the job fails or
-    is stopped. If one cannot be written, the others still are, and the exit code becomes 5 if it
-    would have been 0.
+    is stopped. If a summary cannot be written, the others still are, and exit code 0 becomes 5.
 
     \b
     Example:
       $ packhouse ci recipe.yaml --plan-only --summary plan.md
       ### packhouse plan: demo
       294 rows, 29,487 tokens, 58 packs, 0.1 MiB
-      ...                                  tables of sources, steps and gates
+      ...                                  (tables of sources, steps and gates)
 
     \b
     Exit codes:
       0     published, unchanged or planned
-      1     a bug
+      1     an internal error: a bug in packhouse
       2, 3  bad input: the recipe; a source or the tokenizer
-      4     refused by a gate: nothing published
+      4     rejected by a gate: nothing was published
       5, 6  the store or a disk; a temporary network or storage error
-      7     published, but the ref did not move because of drift
+      7    published, but the ref did not move: the version differs too much from the last
       130   stopped by Ctrl-C (143: by SIGTERM, 129: by SIGHUP)
     """
     job = CiJob(dataset=Path(recipe_path).stem, only_plan=plan_only)

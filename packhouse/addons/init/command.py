@@ -68,18 +68,18 @@ _UNDECIDED = 7
     type=click.Path(path_type=Path),
     default=Path("recipe.yaml"),
     show_default=True,
-    help="The recipe to write.",
+    help="Output file for the recipe.",
 )
 @click.option(
     "--set",
     "overrides",
     metavar="KEY=VALUE",
     multiple=True,
-    help="Set how rows are read: format=chat, template=NAME or validate.KEY=VALUE.",
+    help="Override how rows are read: format=chat, template=NAME or validate.KEY=VALUE.",
 )
 @click.option("--yes", is_flag=True, help="Write the recipe without asking for confirmation.")
 @click.option("--cache", type=click.Path(path_type=Path), default=default_cache, hidden=True)
-@json_option("Print the findings as JSON, without questions.")
+@json_option("Print the findings as JSON, without prompting.")
 def init(
     data: tuple[str, ...],
     tokenizer: str,
@@ -91,15 +91,15 @@ def init(
 ) -> None:
     """Detect the format of DATA and write a commented recipe for it.
 
-    DATA is files, folders, globs or addresses (s3://, gs://, az://, hf://). Shows two rows with
-    trained tokens in green and asks for confirmation. If rows can be read in several ways, or would
-    lose text, no recipe is written: each way is shown with the command to choose it, and the exit
-    code is 7.
+    DATA can be files, folders, globs or URIs (s3://, gs://, az://, hf://). Sample rows are shown
+    with trained tokens in green, and you are asked for confirmation. If the rows can be read in
+    several ways, or some text would be lost, no recipe is written: each way is listed with the
+    command that selects it, and the exit code is 7.
 
     \b
     Example:
       $ packhouse init chats.jsonl --tokenizer Qwen/Qwen2.5-0.5B-Instruct
-      ...                                  fields, formats and two rows as trained
+      ...                                  (fields and formats, then sample rows)
       wrote recipe.yaml
     """
     if out.exists():
@@ -186,7 +186,7 @@ def init(
         if factor := factor_note(total([texts for *_, texts in rendered]), recipe.format):
             print_text(f"note: {factor}")
         for refusal in refusals:
-            print_note(f"`packhouse prepare` would reject this: {refusal}")
+            print_note(f"`packhouse prepare` would reject these rows: {refusal}")
         repeats = [line for each in proposals for line in field_lines(each)]
         left_out = "".join(f" Leave out {line}?" for line in repeats if _REPEATS in line)
         question = for_terminal(f"Right?{left_out} Write {out}?")
@@ -472,7 +472,9 @@ def file_facts(proposal: Proposal) -> str:
     rows = counted(found.num_rows, "row")
     read = f"{rows} read, {found.part}" if found.part else rows
     of_first = " in the first file" if proposal.num_files > 1 else ""
-    shapes = f" of {len(found.layouts):,} shapes" if len(found.layouts) > 1 else ""
+    shapes = (
+        f" with {len(found.layouts):,} different sets of fields" if len(found.layouts) > 1 else ""
+    )
     return f"{found.file_format}, {what}{shown}, {read}{of_first}{shapes}"
 
 
@@ -511,7 +513,7 @@ def _of_lengths(lengths: Any, num_good: int) -> str:
     of_all = f" of {num_good:,}, spread over the data and including the longest"
     return (
         f"tokens of {counted(len(lengths), 'record')}{of_all if len(lengths) < num_good else ''}: "
-        f"median {median:,.0f}, 99% have at most {most:,.0f}, the longest {lengths.max():,}"
+        f"median {median:,.0f}, 99% have at most {most:,.0f}, maximum {lengths.max():,}"
     )
 
 
@@ -555,7 +557,7 @@ def recipe_text(
     """
     lines = [
         "# Written by `packhouse init`.",
-        "# Change what is wrong; these show rows as they are trained, and make the version:",
+        "# Edit as needed, then inspect the rows and publish a version:",
         _comment(f"  packhouse inspect {shlex.quote(name)}"),
         _comment(f"  packhouse prepare {shlex.quote(name)}"),
         "# All settings: docs/reference/recipe.md.",
@@ -569,9 +571,9 @@ def recipe_text(
             lead = "  - " if key == "path" else "    "
             why = _FORMATS.get(str(value), "") if key == "format" else _WHY.get(key, "")
             lines.append(lead + _line(key, value, why))
-    why = {"chat": "the tokenizer's own"}.get(raw["format"]["template"], "")
+    why = {"chat": "the tokenizer's chat template"}.get(raw["format"]["template"], "")
     pack_why = {
-        "seq_len": "pack size in tokens; longer rows are dropped",
+        "seq_len": "pack size in tokens; longer records are dropped",
         "strategy": "a row each",
     }
     lines += [

@@ -424,8 +424,9 @@ def _unknown(survey: Survey, layout: Layout, failed: Candidate | None) -> str:
             "each row."
         )
     return (
-        f"{layout.num_rows:,} of {counted(survey.num_rows, 'row')} hold {_kinds_of(row)}, but "
-        "question and answer cannot be identified. If two fields contain them, pass --set "
+        f"{layout.num_rows:,} of {counted(survey.num_rows, 'row')} have {_kinds_of(row)}, but it "
+        "is not clear which fields hold the question and the answer. If they are two fields, pass "
+        "--set "
         'format=question_answer --set \'fields={"question": "FIELD", "answer": '
         '"FIELD"}\'; otherwise, write rows with messages ([{role, content}]).'
     )

@@ -42,7 +42,7 @@ _FILLED = {
 def new(folder: Path, as_json: bool) -> None:
     """Create a project in FOLDER: flows, schedules, a container image and a sample recipe.
 
-    FOLDER must be empty or not exist.
+    FOLDER must be empty, or must not exist yet.
 
     \b
     Example:
@@ -50,7 +50,7 @@ def new(folder: Path, as_json: bool) -> None:
       created a project in my-data. Next:
         cd my-data
         make setup     # once: .venv with packhouse and Prefect
-        make demo      # run the whole chain on the sample
+        make demo      # run the whole pipeline on the sample data
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"'{folder}' is not an empty folder. Pass a new one.")

@@ -79,7 +79,7 @@ def plan(recipe_path: str, overrides: tuple[str, ...], cache: Path, as_json: boo
     print_text(f"cached: {', '.join(found)}")
     for each in estimated.filters:
         left_out = f"{each.filtered:,} of {counted(each.rows, 'row')}"
-        print_text(f"where of {each.source} drops {about}{left_out}: {each.where}")
+        print_text(f"source '{each.source}': `where: {each.where}` drops {about}{left_out}")
     for source in recipe.sources:
         for name, expression in source.select.items():
             print_text(f"select of {source_name(source)}: {name} = {expression}")

@@ -58,7 +58,7 @@ from packhouse.tokenize.encoders import Pipeline
     help="The file to write.",
 )
 @click.option("--open", "is_opened", is_flag=True, help="Open the report in the browser.")
-@cache_option("Folder of tokenizers and cached steps.")
+@cache_option("Cache folder.")
 @json_option()
 def report(
     targets: tuple[str, ...],
@@ -71,7 +71,7 @@ def report(
     """Write a report of a version: one HTML file with charts and samples.
 
     For a RECIPE, report on the version it published; if it has not run yet, on what a run would
-    produce. With --diff, NEW may be a ref or version of the same dataset, without the store.
+    produce. With --diff, NEW can be just a ref or version ID if it is in the same dataset.
 
     \b
     Example:

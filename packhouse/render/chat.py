@@ -22,6 +22,7 @@ from packhouse.errors import TemplateError
 from packhouse.recipe import FormatConfig
 from packhouse.records.conversations import DEFAULTS, Conversations, has_thinking
 from packhouse.records.lists import weights_column
+from packhouse.records.messages import num_bytes
 from packhouse.render.chat_messages import parse_given
 from packhouse.render.compiled import CompiledRow, Filling, compile_row
 from packhouse.render.field_columns import FieldColumns, new_numbers
@@ -74,7 +75,7 @@ class ChatEngine:
     def render(self, conversations: Conversations) -> Texts:
         """Render shape by shape if possible, other rows one by one."""
         self._check(conversations)
-        is_long = np.zeros(conversations.num_rows, np.bool_)
+        is_long = np.zeros(len(conversations.row), np.bool_)
         if self._limit:
             is_long = conversations.are_long(self._limit.max_tokens, MAX_PROVEN, self._config)
         filled, notes = concat_filled([]), Counter[str]()
@@ -92,7 +93,7 @@ class ChatEngine:
             if not self._is_proven:  # never observed; if it happens, Jinja renders every row
                 filled, notes = concat_filled([]), Counter[str]()
         # Long rows are rendered alone, because records over the limit are only counted.
-        alone = np.ones(conversations.num_rows, np.bool_)
+        alone = np.ones(len(conversations.row), np.bool_)
         alone[filled.rows] = False
         limits = dict.fromkeys(np.flatnonzero(is_long).tolist(), self._limit)
         texts = render_rows(self._rows, conversations, np.flatnonzero(alone), limits)
@@ -120,7 +121,7 @@ class ChatEngine:
         if is_whole or config.thought_end is not None or self._rows.facts.writes_thoughts:
             return
         messages = conversations.messages
-        is_lost = (messages.num_bytes("reasoning") > 0) & (conversations.weights > 0)
+        is_lost = (num_bytes(messages["reasoning"]) > 0) & (conversations.weights > 0)
         if is_lost.any():
             first = messages.rows[np.argmax(is_lost)]
             # If every prompt opens a thought, an answer without one is refused, so `strip` does not
@@ -155,7 +156,7 @@ class ChatEngine:
         is_odd = messages.has("part_weights")  # parts with weights: spans begin inside texts
         if self._config.reasoning == "train_last":  # the text of reasoning decides spans
             is_odd |= has_thinking(messages)
-        for shape, rows in columns.shapes(~messages.any(is_odd) & ~is_alone):
+        for shape, rows in columns.shapes((messages.sums(is_odd) == 0) & ~is_alone):
             if len(rows) < MIN_SHAPE_ROWS:
                 continue
             known, tries = self._compiled.setdefault(shape, []), 0

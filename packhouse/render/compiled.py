@@ -197,7 +197,11 @@ class Filling:
         # The last spans are the trained ones; those that have no text were left out.
         parts = list[Float32s]()
         for compiled, of_rows in self._compiled:
-            each = [self._all.weights_of(span.message, of_rows) for span in compiled.trained]
+            first = self._all.messages.offsets[of_rows]
+            each = [  # message -1 is a label's text
+                self._all.row_weights[of_rows] if m < 0 else self._all.weights[first + m]
+                for m in (span.message for span in compiled.trained)
+            ]
             parts.append(np.array(each, np.float32).reshape(len(each), len(of_rows)).T)
         weights = None
         if any((part != 1).any() for part in parts):

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from packhouse.records.conversations import Conversations
-from packhouse.records.messages import num_bytes
+from packhouse.records.messages import TOOL, num_bytes
 from packhouse.render.chat_messages import (
     MessageForm,
     function_of,
@@ -132,7 +132,7 @@ class FieldColumns:
     def shapes(self, wanted: Bools) -> Iterator[tuple[bytes, Int64s]]:
         """Yield each shape with the indices of its wanted rows, ascending."""
         messages = self._all.messages
-        flags = [num_bytes(self._joined_content) > 0, messages.num_bytes("reasoning") > 0]
+        flags = [num_bytes(self._joined_content) > 0, num_bytes(messages["reasoning"]) > 0]
         flags += map(messages.has, ("reasoning", "tool_call_id", "name", "tool_calls"))
         # One integer per message: bits 0 to 5 are role and training, 6 to 11 the fields that it
         # has, 16 and up the number of its calls' shape.
@@ -154,7 +154,7 @@ class FieldColumns:
             return self._argument_of[rows]
         if kind in _OF_TOOLS:
             return np.asarray(self._tool_starts[rows] + number)
-        messages = self._all.starts[rows] + number
+        messages = self._all.messages.offsets[rows] + number
         if kind in _OF_CALLS:
             return np.asarray(self._call_starts[messages] + path[2])
         return np.asarray(messages)
@@ -212,7 +212,7 @@ class FieldColumns:
         has_calls, given = flat.has("tool_calls"), flat["tool_call_id"].to_pylist()
         of_results = [text or "" for text in given]
         of_calls: list[str] = [""] * len(self._calls)
-        for row in np.flatnonzero(flat.any(has_calls | flat.is_role("tool"))).tolist():
+        for row in np.flatnonzero(flat.sums(has_calls | (flat.roles == TOOL))).tolist():
             start, end = flat.offsets[row : row + 2].tolist()
             roles = flat["role"][start:end].to_pylist()
             contents = self._joined_content[start:end].to_pylist()

@@ -59,7 +59,7 @@ class SingleTurnEngine:
     def render(self, conversations: Conversations) -> Texts:
         """Fill every shape; refuse the shapes, and the labels, that the template cannot express."""
         refused: dict[int, Refusal] = {}
-        labels, usable = None, np.ones(conversations.num_rows, np.bool_)
+        labels, usable = None, np.ones(len(conversations.row), np.bool_)
         if self.needs_label:
             usable = conversations.label.is_valid().to_numpy(zero_copy_only=False)
             refused |= dict.fromkeys(np.flatnonzero(~usable).tolist(), _UNLABELLED)
@@ -91,7 +91,8 @@ class SingleTurnEngine:
             opening = "".join(map(str, compiled.items[:first]))
             if self.ends.space and opening == self.ends.bos + self.ends.space:
                 # A text that begins with a space does not get another one.
-                texts = conversations.messages["content"].take(pa.array(conversations.starts[rows]))
+                starts = conversations.messages.offsets[rows]
+                texts = conversations.messages["content"].take(pa.array(starts))
                 is_spaced = pc.starts_with(texts, " ").to_numpy(zero_copy_only=False)
                 unspaced = self.build(shape, replace(self.ends, space=""))
                 assert isinstance(unspaced, CompiledTemplate)

@@ -564,6 +564,13 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
     ),
     "a zip archive": ("a.zip", zipped(), "Unpack it"),
     "rows of Python": ("a.jsonl", b"{'question': 'Why?'}\n", "no row of it can be read as jsonl"),
+    "raw line breaks in texts": (
+        "a.jsonl",
+        b"".join(lines([{"prompt": t[0] + "#", "completion": t[1]}]) for t in TALKS).replace(
+            b"#", b"\n"
+        ),
+        "its texts contain raw line breaks",
+    ),
     "turns with marks": (
         "a.jsonl",
         each(lambda t: {"chat": f"USER: {t.question}\n\n\nASSISTANT: {t.answer}\n\n\n"}),
@@ -803,15 +810,34 @@ def test_conversations_that_end_on_the_user_are_read_as_the_refusal_says(project
     assert sorted(t.answer for t in project.prepare()) == sorted(t.answer for t in TALKS)
 
 
-def test_fields_that_no_name_tells_may_be_named(project):
+@pytest.mark.parametrize("number", [0, 1])
+def test_fields_that_no_name_tells_may_be_named(number, project):
     rows = [{"id": n, "x": t.answer, "y": t.question} for n, t in enumerate(TALKS)]
     Path("a.jsonl").write_bytes(lines(rows))
-    fields = 'fields={"question": "y", "answer": "x"}'
+    code, said = project.init("a.jsonl")
+    assert code == 7, said
+    advice = [part.strip("'.") for part in said.split("If none is right")[1].split() if "=" in part]
+    assert advice[::2] == ["format=question_answer", "format=text"]
+    fields = ('fields={"question": "y", "answer": "x"}', 'fields={"text": "x"}')[number]
 
-    code, said = project.init("a.jsonl", "--set", "format=question_answer", "--set", fields)
+    code, said = project.init("a.jsonl", "--set", advice[2 * number], "--set", fields)
 
     assert code == 0, said
-    check(project.prepare(), TALKS)
+    found = project.prepare()
+    if number == 0:
+        check(found, TALKS)
+    else:
+        assert sorted("".join(t) for t in found) == sorted(t.answer for t in TALKS)
+
+
+def test_a_setting_of_the_recipe_is_refused_with_its_place(project):
+    Path("a.jsonl").write_bytes(lines(named("question", "answer")))
+
+    for setting in ("format.reasoning=strip", "dedup.exact=drop", "validate.most=1"):
+        code, said = project.init("a.jsonl", "--set", setting)
+
+        assert (code, Path("recipe.yaml").exists()) == (2, False), said
+        assert "write other settings into the recipe" in " ".join(said.split())
 
 
 def test_a_field_that_repeats_the_text_is_ignored(project):
@@ -854,13 +880,17 @@ def test_of_a_preference_the_better_answers_are_trained(row, project):
     check(project.prepare(), TALKS)
 
 
-def test_calls_are_trained_with_their_tools_or_not_at_all(project):
+@pytest.mark.parametrize("written", [json.dumps, lambda calls: calls])
+def test_calls_are_trained_with_their_tools_or_not_at_all(written, project):
     tool = {"name": "add", "description": "Adds two numbers.", "parameters": {"type": "object"}}
+    calls = [
+        {"name": "add", "arguments": {"say": t[1]} if n % 2 else {"n": n, "say": [t[1]]}}
+        for n, t in enumerate(TALKS)
+    ]
     rows = [
-        {"query": t[0], "answers": json.dumps([{"name": "add", "arguments": {"say": t[1]}}]),
-         "tools": json.dumps([tool])}
-        for t in TALKS
-    ]  # fmt: skip
+        {"query": t[0], "answers": written([call]), "tools": written([tool])}
+        for t, call in zip(TALKS, calls, strict=True)
+    ]
     Path("a.jsonl").write_bytes(lines(rows))
 
     code, said = project.init("a.jsonl")
@@ -870,7 +900,10 @@ def test_calls_are_trained_with_their_tools_or_not_at_all(project):
     assert code == 0, said
     (source,) = yaml.safe_load(Path("recipe.yaml").read_text())["sources"]
     assert source["select"]["tools"] == '"tools"'
-    assert all("Adds two numbers." in question for question, _ in project.prepare())
+    found = project.prepare()
+    assert all("Adds two numbers." in question for question, _ in found)
+    trained = "".join(answer for _, answer in found)
+    assert all(json.dumps(call) in trained for call in calls)
 
 
 def test_messages_with_calls_and_no_content_are_read(project):
@@ -974,7 +1007,9 @@ def test_an_answer_in_the_prompt_of_two_lists_of_messages_has_no_loss(keys, proj
 
 def test_a_few_rows_without_messages_are_bad_rows_of_a_file(project):
     rows = [{"messages": chats_of(t)} for t in TALKS] * 2
-    Path("a.jsonl").write_bytes(lines([*rows[:3], {"messages": []}, {"messages": None}, *rows[3:]]))
+    odd = [[{"role": "narrator", "content": "Once."}, *chats_of(TALKS[0])], [], None]
+    bad_rows = [{"messages": messages} for messages in odd]
+    Path("a.jsonl").write_bytes(lines([*rows[:3], *bad_rows, *rows[3:]]))
 
     code, said = project.init("a.jsonl")
 

@@ -43,6 +43,12 @@ _RARE = 0.1
 _FOUND = ("encoding", "file_format", "rows_at", "table")
 """Settings that describe the file, not its rows."""
 _MAX_CANDIDATES = 6
+NAME_THE_FIELDS = (
+    "two fields contain question and answer, name them with --set format=question_answer --set "
+    'fields=\'{"question": "FIELD", "answer": "FIELD"}\'. To train one field as plain text, use '
+    '--set format=text --set fields=\'{"text": "FIELD"}\'.'
+)
+"""Advice for fields whose roles no name or value tells, after "If"."""
 _SAMPLE_ROWS = 500
 
 
@@ -461,9 +467,8 @@ def _unknown(survey: Survey, layout: Layout, failed: Candidate | None) -> str:
         )
     return (
         f"{layout.num_rows:,} of {counted(survey.num_rows, 'row')} hold {_kinds_of(row)}, but "
-        "question and answer cannot be identified. If two fields contain them, pass --set "
-        'format=question_answer --set \'fields={"question": "FIELD", "answer": '
-        '"FIELD"}\'; otherwise, write rows with messages ([{role, content}]).'
+        f"question and answer cannot be identified. If {NAME_THE_FIELDS} Otherwise, write rows "
+        "with messages ([{role, content}])."
     )
 
 

@@ -5,7 +5,7 @@
     python -m bench.simulate --costs costs.json  # of bench.shard_costs, instead of those below
 
 A discrete-event simulation of the chain: the steps run one after another, each as a number of tasks
-(`packhouse.run.local_pool`). The flow's process hands tasks out one by one to workers, which read
+(`packhouse.run.step`). The flow's process hands tasks out one by one to workers, which read
 and write a store of limited bandwidth, take longer for some shards than for others, and die. The
 work of a dead worker is repeated from the task's first unfinished job. The same arguments and seed
 give the same table on every machine; nothing is measured during the run.
@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-TASKS_PER_WORKER = 4  # as in packhouse.run.local_pool
+TASKS_PER_WORKER = 4  # as in packhouse.run.step
 GATHER_TOKENS = (2**24, 2**27)
 MOST_GATHERED = 1024
 

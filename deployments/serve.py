@@ -21,10 +21,13 @@ from types import FrameType
 ROOT = Path(__file__).resolve().parents[1]
 HOST = "127.0.0.1"
 POOL = "packhouse"
-_STARTS_WITHIN_S = 300  # the first start makes the database; a busy machine is slow at it
-_STOPS_WITHIN_S = 40  # a worker gives its runs 30
+# The first start makes the database; a busy machine is slow at it.
+_STARTS_WITHIN_S = 300
+# A worker gives its runs 30.
+_STOPS_WITHIN_S = 40
 _LOOKS_EVERY_S = 0.5
-_RESTARTS_AFTER_S = 5  # a worker that cannot start does not keep the machine busy
+# A worker that cannot start does not keep the machine busy.
+_RESTARTS_AFTER_S = 5
 
 
 def main() -> int:

@@ -10,9 +10,9 @@ from packhouse.recipe import Recipe
 from packhouse.recipe.settings import Uri
 from schemas.places import RecipeName, StorePlace
 from tasks.artifacts import backfill_artifacts
-from tasks.backfill import filled, name_of
 from tasks.engines import Runner
 from tasks.hooks import FLOW, backfill_run_name
+from tasks.outcomes import filled, name_of
 
 
 @flow(name="backfill", flow_run_name=backfill_run_name, **FLOW)

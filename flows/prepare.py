@@ -34,7 +34,7 @@ def prepare(recipe: Recipe, cache: Uri | None = None, runner: Runner | None = No
         runner: what runs the tasks; by default the worker's PACKHOUSE_RUNNER, else threads. Does
             not affect the output.
     """
-    folder = worker_cache(cache)
+    place = worker_cache(cache)
     allowed = allowed_recipe(recipe)
     with dataset_slot(allowed):
-        return prepare_run(allowed, folder, STEPS, runner)
+        return prepare_run(allowed, place, STEPS, runner)

@@ -32,7 +32,7 @@ def refresh(
         runner: what runs the tasks; by default the worker's PACKHOUSE_RUNNER, else threads. Does
             not affect the output.
     """
-    folder = worker_cache(cache)
+    place = worker_cache(cache)
     allowed = allowed_recipe(recipe, store)
     with dataset_slot(allowed):
-        return refresh_run(allowed, folder, STEPS, approval=approval, runner=runner)
+        return refresh_run(allowed, place, STEPS, approval=approval, runner=runner)

@@ -9,7 +9,6 @@ later as a recipe, on a schedule or a cluster.
 """
 
 import logging
-import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -20,20 +19,17 @@ from typing import Any
 import pyarrow as pa
 from typing_extensions import override
 
-from packhouse.errors import ConfigError, EmptyDatasetError, QuarantineLimitError
+from packhouse.errors import ConfigError
 from packhouse.load.versions import load_packed, load_preferences
-from packhouse.recipe import Recipe
 from packhouse.records.ledger import sum_by_reason
 from packhouse.registry import function_of_addon, has_function
-from packhouse.run.cache import Workspace, open_mirror
-from packhouse.run.chain import Prepared
-from packhouse.run.chain import prepare as prepare_chain
+from packhouse.run.cache import Workspace
+from packhouse.run.chain import prepare_recipe
 from packhouse.run.given import recipe_for
-from packhouse.run.local_pool import local_runner
 from packhouse.store import OpenVersion
 from packhouse.store import open_version as open_stored
 from packhouse.store.read import open_address
-from packhouse.system.disks import CachePlace, check_cache, default_cache, find_cache, make_cache
+from packhouse.system.disks import check_cache, default_cache, find_cache
 from packhouse.system.progress import show_progress, start_phase
 from packhouse.system.wording import by_name, counted, text_table
 
@@ -125,7 +121,8 @@ class Version:
         held_back: tuple[str, ...] = (),
     ) -> None:
         self._opened = opened
-        self._cache = cache and cache.absolute()  # `train` may be read from another folder
+        # `train` may be read from another folder.
+        self._cache = cache and cache.absolute()
         self.is_new, self.held_back = is_new, held_back
         self.id: str = opened.version
         self.dataset: str = opened.dataset
@@ -143,6 +140,10 @@ class Version:
     def eval(self) -> Any | None:
         """The evaluation split as a `datasets.Dataset`; None if the version has none."""
         return self._load("eval") if any(f.rows for f in self._opened.files(split="eval")) else None
+
+    @property
+    def _tokenizers(self) -> Path:
+        return Workspace(cache=self._cache or default_cache()).tokenizers
 
     def _load(self, split: str) -> Any:
         load = load_preferences if self._opened.manifest.preferences else load_packed
@@ -195,9 +196,7 @@ class Version:
             >>> version.sql("select outcome, count(*) as n from records group by 1").to_pylist()
             [{'outcome': 'kept', 'n': 99}]
         """
-        cache = self._cache or find_cache(None).folder
-        answer = function_of_addon("ask")
-        return answer(self._opened, query, Workspace(cache=cache).tokenizers)
+        return function_of_addon("ask")(self._opened, query, self._tokenizers)
 
     def report(self, path: str | Path | None = None) -> str:
         """Return the report as one HTML page with charts and samples; also write it to `path`.
@@ -210,8 +209,7 @@ class Version:
             >>> version.report(getfixture("tmp_path") / "report.html")[:15]
             '<!doctype html>'
         """
-        workspace = Workspace(cache=self._cache or default_cache())
-        html: str = function_of_addon("version_report")(self._opened, workspace.tokenizers)
+        html: str = function_of_addon("version_report")(self._opened, self._tokenizers)
         if path is not None:
             Path(path).write_text(html, encoding="utf-8")
         return html
@@ -223,8 +221,7 @@ class Version:
     def _repr_html_(self) -> str | None:
         if not has_function("version_cell"):
             return None  # the notebook shows `__repr__`
-        workspace = Workspace(cache=self._cache or default_cache())
-        html: str = function_of_addon("version_cell")(self._opened, workspace.tokenizers)
+        html: str = function_of_addon("version_cell")(self._opened, self._tokenizers)
         return html
 
     def __repr__(self) -> str:
@@ -341,32 +338,3 @@ def prepare(
         is_new=prepared.created,
         held_back=published.held_back or ((left,) if published.is_ref_left else ()),
     )
-
-
-def prepare_recipe(
-    recipe: Recipe, place: CachePlace, workers: int | None = 1, *, file: str | None = None
-) -> tuple[Prepared, list[str]]:
-    """Run the chain in this process, or in processes of this machine.
-
-    Args:
-        recipe: what to do.
-        place: where finished steps lie.
-        workers: number of processes; None: depends on the input, see `local_runner`.
-        file: the recipe's, where it has one: what `packhouse quarantine show` is to look at.
-
-    Returns:
-        What the run did, and notes on a mirror that could not be used.
-
-    Raises:
-        PackhouseError: nothing was published.
-    """
-    make_cache(place.folder)
-    mirror, workspace = open_mirror(place), Workspace(cache=place.folder)
-    with local_runner(recipe, workspace, workers) as run:
-        try:
-            prepared = prepare_chain(recipe, run, place.folder, mirror=mirror)
-        except (EmptyDatasetError, QuarantineLimitError) as error:
-            target = file or next(iter(error.facts.get("places", [])), "RECIPE")
-            said = str(error).replace("show RECIPE`", f"show {shlex.quote(target)}`")
-            raise type(error)(said, **error.facts) from None
-    return prepared, list(mirror.notes) if mirror else []

@@ -69,7 +69,8 @@ class PackhouseError(Exception):
     exit_code = 1
 
     def __init__(self, message: str, /, **facts: Any) -> None:
-        message = for_terminal(message, keep_lines=True)  # it may quote a row or a file name
+        # The message may quote a row or a file name.
+        message = for_terminal(message, keep_lines=True)
         super().__init__(message)
         self.message = message
         self.facts = facts

@@ -9,6 +9,7 @@ recipe.
 
 import re
 import shlex
+from base64 import b64encode
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple
@@ -34,27 +35,37 @@ from packhouse.read.streams import lines_of_rows, place_of
 from packhouse.recipe import Recipe
 from packhouse.records.gates import gates_table
 from packhouse.records.ledger import filters_of
+from packhouse.registry import function_of_addon
 from packhouse.run.chain import Prepared
+from packhouse.run.steps.publish import Published
 from packhouse.run.steps.validate import ValidateFacts
 from packhouse.store import Ref, VerifyReport
 from packhouse.store.gc import GcReport
 from packhouse.store.manifest import read_audit
 from packhouse.system.escaping import (
-    fenced,
     for_markdown,
     for_terminal,
     markdown_code,
     markdown_table,
 )
 from packhouse.system.wording import counted
-from tasks.backfill import Runs
 from tasks.events import gate_of
-from tasks.pictures import artifact_key, lengths_picture
+from tasks.outcomes import Runs
 
 _MOST_DETAIL = 120
 _MOST_SHOWN = 10
 _MOST_RAW = 160
 """Maximum bytes of a bad row shown on a page."""
+
+
+def artifact_key(*parts: str) -> str:
+    """Return a valid artifact key for Prefect: lower-case letters, digits and dashes.
+
+    Example:
+        >>> artifact_key("my_data.v2", "version")
+        'my-data-v2-version'
+    """
+    return re.sub(r"[^a-z0-9]+", "-", "-".join(parts).lower()).strip("-")
 
 
 def publish_artifacts(recipe: Recipe, prepared: Prepared) -> None:
@@ -120,6 +131,7 @@ def _refused_rows(recipe: Recipe, bad: pa.Table) -> list[str]:
     settings = yaml.safe_dump(
         recipe.model_dump(mode="json", by_alias=True, exclude_defaults=True), sort_keys=False
     )
+    fence = "`" * (1 + max(map(len, re.findall("`+", settings)), default=2))
     return [
         "",
         f"## The first {counted(len(rows), 'bad row')}",
@@ -134,7 +146,10 @@ def _refused_rows(recipe: Recipe, bad: pa.Table) -> list[str]:
         f"$ packhouse quarantine retry {recipe.dataset}.yaml --edit bad.jsonl",
         "```",
         "",
-        *fenced(settings, "yaml"),
+        # The fence is longer than any in the text.
+        f"{fence}yaml",
+        settings.rstrip("\n"),
+        fence,
     ]
 
 
@@ -227,7 +242,7 @@ def _version_page(prepared: Prepared) -> str:
         "",
         *block_markdown(ledger_block(prepared.ledger, filters_of(published.sources))),
         *block_markdown(splits_of(published)),
-        *lengths_picture(prepared.published),
+        *_lengths_picture(published),
         "",
         *(line for block in audit_blocks(published.audit) for line in block_markdown(block)),
         "## Where",
@@ -244,6 +259,25 @@ def _version_page(prepared: Prepared) -> str:
         "```",
     ]
     return "\n".join(lines)
+
+
+def _lengths_picture(published: Published) -> list[str]:
+    """Return the lines of a Markdown image: lengths of records and fill of packs.
+
+    The image is an SVG inside the page, with its numbers as alt text.
+    """
+    splits = {name: side for name, side in published.statistics.items() if side.num_packs}
+    if not splits:
+        return []
+    image = b64encode(
+        function_of_addon("lengths_svg")({str(k): side for k, side in splits.items()}).encode()
+    ).decode()
+    said = "; ".join(
+        f"{name}: {counted(published.sides[name].records, 'record')} in "
+        f"{counted(side.num_packs, 'pack')}, {side.fill:.2%} full"
+        for name, side in sorted(splits.items(), reverse=True)
+    )
+    return ["## Lengths and fill", f"![{said}](data:image/svg+xml;base64,{image})"]
 
 
 def _held(prepared: Prepared) -> list[str]:

@@ -119,17 +119,17 @@ def end_questions(store: str, dataset: str, ref: str, at: str | None, found: str
             if asked == at:
                 outcome, answer = "published", f"'{ref}' was moved to {asked} without this run"
                 state: State[Any] = Completed(name="Published", message=answer)
-            elif found not in ("", asked) and this and _is_like(run, this):
+            elif (
+                found not in ("", asked)
+                and this
+                and (run.deployment_id, run.parameters) == (this.deployment_id, this.parameters)
+            ):
                 outcome, answer = "superseded", f"the sources changed: {this.name} made {found}"
                 state = Cancelled(name="Superseded", message=answer)
             else:
                 continue
             client.set_flow_run_state(run.id, state, force=True)
             client.update_flow_run(run.id, tags=tags_with(run.tags, outcome=outcome))
-
-
-def _is_like(run: FlowRun, other: FlowRun) -> bool:
-    return (run.deployment_id, run.parameters) == (other.deployment_id, other.parameters)
 
 
 def recipe_of(flow_run: FlowRun) -> Recipe | None:

@@ -34,10 +34,11 @@ Runner = Literal["threads", "processes", "dask", "ray"]
 
 ENGINES: tuple[Runner, ...] = get_args(Runner)
 
+# Bytes per task at which scheduling takes under 5% of its time.
 _LEAST_BYTES = {"threads": 2**20, "processes": 2**25, "dask": 2**25, "ray": 2**25}
-"""Bytes per task at which scheduling takes under 5% of its time; see `engine.grouping`."""
 
-_RAY_STORE_BYTES = 128 * 2**20  # only keys and receipts are sent
+# Small, because only keys and receipts are sent.
+_RAY_STORE_BYTES = 128 * 2**20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

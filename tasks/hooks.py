@@ -102,15 +102,11 @@ def _on_failure(flow: Any, flow_run: FlowRun, state: State[Any]) -> None:
 
 def _tag_outcome(flow: Any, flow_run: FlowRun, state: State[Any]) -> None:
     """Tag a failed, crashed or cancelled run with its state, even if it ended early."""
+    dataset = _dataset_of(flow_run) or flow_run.parameters.get("dataset")
     with get_client(sync_client=True) as client:
         tags = tags_with(client.read_flow_run(flow_run.id).tags, outcome=str(state.name).lower())
-        flow_run.tags = sorted({*tags, *_dataset_tags(flow_run)})
+        flow_run.tags = sorted({*tags, *([f"dataset:{dataset}"] if dataset else [])})
         client.update_flow_run(flow_run.id, tags=flow_run.tags)
-
-
-def _dataset_tags(flow_run: FlowRun) -> list[str]:
-    dataset = _dataset_of(flow_run) or flow_run.parameters.get("dataset")
-    return [f"dataset:{dataset}"] if dataset else []
 
 
 def _dataset_of(flow_run: FlowRun) -> str | None:

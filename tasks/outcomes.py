@@ -16,7 +16,8 @@ runs, such as those of a backfill, cannot be paused; they are Completed, and the
 """
 
 import logging
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 from uuid import uuid4
@@ -30,6 +31,7 @@ from prefect.states import Completed, Failed, Paused
 
 from packhouse.addons.ci.refresh import Outcome
 from packhouse.errors import PackhouseError
+from packhouse.recipe import Recipe
 from tasks.events import announce_end, gate_of
 
 log = logging.getLogger("packhouse.flows")
@@ -128,7 +130,8 @@ def is_approved(outcome: Outcome, message: str, version: str, *, is_new: bool) -
             for state, after in pairwise(history)
             if state.is_paused() and _version_asked(state) == version
         ]
-        if answers and answers[-1].name == "Resuming":  # not, say, cancelled and run again
+        # It may also have been cancelled and run again.
+        if answers and answers[-1].name == "Resuming":
             return True
         if not (is_new or is_repeated()):
             return False
@@ -146,3 +149,36 @@ def is_approved(outcome: Outcome, message: str, version: str, *, is_new: bool) -
     log.warning("%s", message)
     announce_end(context.flow, run, asked)
     raise Pause(state=answer.state)
+
+
+Runs = Sequence[tuple[str, State[Any]]]
+"""Recipe and final state of each run."""
+
+
+def name_of(recipe: str | Recipe) -> str:
+    """Return the name of a recipe, or of its dataset."""
+    return recipe if isinstance(recipe, str) else recipe.dataset
+
+
+def filled(runs: Runs) -> State[Any]:
+    """Return the state of the backfill: completed if all runs are.
+
+    Child runs cannot be paused, so the message lists the refs that wait for approval.
+    """
+    bad = [name for name, state in runs if not state.is_completed()]
+    data = {name: state.message for name, state in runs}
+    outcomes = Counter(str(state.name) for _, state in runs)
+    counts = ", ".join(f"{number:,} {name}" for name, number in sorted(outcomes.items()))
+    message = f"all {len(runs)} recipes done: {counts}"
+    if bad:
+        message = f"{len(bad)} of {len(runs)} recipes failed: {', '.join(bad)}"
+    open_ = [name for name, state in runs if state.name in ("Held", "WaitingForApproval")]
+    if open_:
+        message += (
+            f". The refs of {', '.join(open_)} did not move; the artifact 'backfill' of this run "
+            "says for each what to run to move it"
+        )
+    if bad:
+        return Failed(data=data, message=message)
+    name = "Held" if outcomes["Held"] else "WaitingForApproval" if open_ else None
+    return Completed(name=name, data=data, message=message)

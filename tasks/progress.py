@@ -16,7 +16,7 @@ from prefect.artifacts import create_progress_artifact, update_progress_artifact
 
 from packhouse.system.progress import Step, current_step, own_progress
 from packhouse.system.wording import counted
-from tasks.pictures import artifact_key
+from tasks.artifacts import artifact_key
 
 log = logging.getLogger("packhouse.flows")
 
@@ -30,7 +30,8 @@ def progress_artifacts(dataset: str) -> Iterator[None]:
     with own_progress():  # other runs may be active in this process
         ended = Event()
         watcher = Thread(
-            target=copy_context().run,  # artifacts belong to the run that creates them
+            # Artifacts belong to the run that creates them.
+            target=copy_context().run,
             args=(_watch, dataset, ended),
             name="packhouse-progress",
             daemon=True,

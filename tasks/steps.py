@@ -1,6 +1,6 @@
 """The steps of the chain as Prefect tasks, in the order in which data passes through them.
 
-A task run processes a group of consecutive jobs of one step (`packhouse.run.local_pool`). All nine
+A task run processes a group of consecutive jobs of one step (`packhouse.run.step`). All nine
 tasks do the same: they look up each job's result in the step store and compute it if it is missing.
 `packhouse.run.steps` defines what a step computes and the name of its task.
 """
@@ -16,8 +16,7 @@ from prefect.states import Completed
 import schemas
 from packhouse.recipe import Recipe
 from packhouse.run.cache import AnyReceipt, Workspace
-from packhouse.run.local_pool import JobGroup
-from packhouse.run.step import AnyStep, execute
+from packhouse.run.step import AnyStep, JobGroup, execute
 from packhouse.run.steps import STEPS
 from tasks.policies import retried_task, this_run
 

@@ -58,7 +58,7 @@ def run(data: Path, tokenizer: Path, seq_len: int, out: Path) -> dict[str, Any]:
             os.environ["PACKHOUSE_CACHE"] = str(cache)
             prepared = run_flow(recipe, cache)
         else:
-            from packhouse.api import prepare_recipe
+            from packhouse.run.chain import prepare_recipe
 
             workers = int(os.environ.get("BENCH_WORKERS", "1"))
             prepared, _ = prepare_recipe(recipe, CachePlace(folder=cache), workers)

@@ -4,9 +4,8 @@ Searches everything in a conversation: contents, contexts, reasoning, and the na
 tool calls. Two texts match if n consecutive words (see `packhouse.pack.dedup`) are equal. GPT-3
 used 13 words, which rarely match by chance. Paraphrases are not found.
 
-Words are numbered by the vocabulary of the benchmarks, so a run with any other word is skipped at
-once; runs are compared as sorted 64-bit hashes. Cost: about 2 s for 52,000 Alpaca rows against the
-GSM8K test set, and 8 bytes of memory per benchmark word.
+Cost: about 2 s for 52,000 Alpaca rows against the GSM8K test set, and 8 bytes of memory per
+benchmark word.
 
 If a recipe names benchmarks, each shard is matched next to its format job. Pack then drops the
 matching rows or moves them to eval, depending on `audit.on_match`, and the audit counts them.
@@ -155,10 +154,9 @@ def match_benchmarks(
 
 def combine_contamination(shards: Sequence[Mapping[str, Any]], found: Benchmarks) -> dict[str, Any]:
     """Combine the results of all shards."""
-    by_benchmark: dict[str, int] = {}
+    by_benchmark = Counter[str]()
     for shard in shards:
-        for name, number in shard["by_benchmark"].items():
-            by_benchmark[name] = by_benchmark.get(name, 0) + number
+        by_benchmark.update(shard["by_benchmark"])
     worst = [row for shard in shards for row in shard["worst"]]
     worst.sort(key=lambda row: (-row["value"], row["source"], row["row"], row["record_id"]))
     return {
@@ -233,7 +231,8 @@ class _Texts:
         For words 1 2 3 4 of a text and ngram 3: runs 1 2 3 and 2 3 4, at 0 and 1.
         """
         words = self.words
-        # Numbers of the words in the benchmarks' vocabulary; -1 for all others.
+        # Numbers of the words in the benchmarks' vocabulary; -1 for all others, so that a run with
+        # any other word is skipped at once.
         ids = pc.fill_null(pc.index_in(words.values, value_set=vocabulary), -1).to_numpy()
         num_runs = max(0, len(ids) - ngram + 1)
         ends = np.repeat(words.offsets[1:], np.diff(words.offsets))[:num_runs]

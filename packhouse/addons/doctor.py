@@ -9,7 +9,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, astuple, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -28,8 +28,8 @@ from packhouse.errors import (
 )
 from packhouse.run.cache import Workspace, open_mirror
 from packhouse.run.cache_room import cache_lock, cache_room, hold_steps, in_mb
+from packhouse.run.chain import bytes_needed, plan_jobs
 from packhouse.run.given import read_recipe
-from packhouse.run.steps.plan import bytes_needed, plan_jobs
 from packhouse.store import guard
 from packhouse.store.guard import FailedCheckError, expect, stored, write
 from packhouse.store.objects import (
@@ -133,9 +133,9 @@ def cache(recipe_path: str | None, setting: str | None, as_json: bool) -> None:
 
 def _print(checks: Sequence[Check], as_json: bool) -> None:
     if as_json:
-        echo_json([{"name": c.name, "status": c.status, "detail": c.detail} for c in checks])
+        echo_json([asdict(check) for check in checks])
     else:
-        print_table(("check", "", "detail"), [(c.name, c.status, c.detail) for c in checks])
+        print_table(("check", "", "detail"), [astuple(check) for check in checks])
 
 
 def _check(name: str, trial: Callable[[], str]) -> Check:

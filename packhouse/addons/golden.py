@@ -11,7 +11,6 @@ conversations cost the load of the tokenizer, 0.2 to 0.5 s.
 `packhouse golden write` pins them, `packhouse golden check` and each run check them.
 """
 
-import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -33,10 +32,10 @@ from packhouse.records.messages import Answers, role_violations
 from packhouse.records.tables import CONVERSATION, FORMATTED, MESSAGE, VALIDATED, read_table
 from packhouse.render import make_renderer
 from packhouse.run.cache import Workspace
+from packhouse.run.chain import plan_jobs
 from packhouse.run.given import read_recipe
 from packhouse.run.rendering import make_window_rule, run_template
 from packhouse.run.step import execute
-from packhouse.run.steps.plan import plan_jobs
 from packhouse.system.terminal import echo
 from packhouse.system.wording import counted
 from packhouse.tokenize import load_snapshot, tokenize_table
@@ -76,22 +75,26 @@ def check_pinned(recipe: Recipe, tokenizers: Path | None = None) -> GateResult:
         if (fault := _difference(item, new)) is not None
     ]
     total = len(golden)
-    if not faults:
-        detail = f"{counted(total, 'conversation')} match"
-        return GateResult(
-            name="golden", outcome="passed", value=0, limit=0, total=total, detail=detail
+    text = f"{counted(total, 'conversation')} match"
+    if faults:
+        more = f"\n  ... and {len(faults) - 3} more" if len(faults) > 3 else ""
+        text = (
+            f"{len(faults)} of {total} golden conversations in '{recipe.golden}' do not match:\n  "
+            + "\n  ".join(faults[:3])
+            + f"{more}\nIf this is intended, review and accept them with `packhouse golden "
+            "write RECIPE`"
         )
-    more = f"\n  ... and {len(faults) - 3} more" if len(faults) > 3 else ""
-    text = (
-        f"{len(faults)} of {total} golden conversations in '{recipe.golden}' do not match:\n  "
-        + "\n  ".join(faults[:3])
-        + f"{more}\nIf this is intended, review and accept them with `packhouse golden "
-        "write RECIPE`"
-    )
     result = GateResult(
-        name="golden", outcome="failed", value=len(faults), limit=0, total=total, detail=text
+        name="golden",
+        outcome="failed" if faults else "passed",
+        value=len(faults),
+        limit=0,
+        total=total,
+        detail=text,
     )
-    raise AuditError(text, differences=faults, gates=(result,))
+    if faults:
+        raise AuditError(text, differences=faults, gates=(result,))
+    return result
 
 
 def read_golden(path: str | Path) -> list[dict[str, object]]:
@@ -175,14 +178,14 @@ def _pin(
     made: dict[int, list[dict[str, object]]] = {number: [] for number in range(len(items))}
     names = {source_name(source): source.label_names for source in recipe.sources}
     default = source_name(recipe.sources[0])
+    groups: dict[str, list[int]] = {}
+    for number, item in enumerate(items):
+        groups.setdefault(item.get("source", default), []).append(number)
     # Label names differ between sources, so each source needs its own renderer.
-    for source, group in itertools.groupby(
-        sorted(range(len(items)), key=lambda i: items[i].get("source", default)),
-        key=lambda i: items[i].get("source", default),
-    ):
+    for source, group in groups.items():
         labels = names.get(source.split("/")[0])
         renderer = make_renderer(recipe.format, snapshot, labels, window, folder)
-        rendered = renderer.render(_validated(items, list(group)))
+        rendered = renderer.render(_validated(items, group))
         # If item 2 becomes two examples, rows come from items [0 2 2]. They are numbered 0, 1, 2
         # while they are tokenized, so that each can be identified afterwards.
         origin = rendered.formatted["row"].to_pylist()
@@ -267,7 +270,14 @@ def _pinned(formatted: Mapping[str, Any], tokenized: Mapping[str, Any]) -> dict[
 def _difference(item: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
     """Describe the first difference; None if the output is as pinned."""
     if _EXAMPLES in item or _EXAMPLES in new:
-        return _difference_of_examples(item.get(_EXAMPLES, [item]), new.get(_EXAMPLES, [new]))
+        items, made = item.get(_EXAMPLES, [item]), new.get(_EXAMPLES, [new])
+        if not isinstance(items, list) or not all(isinstance(each, dict) for each in items):
+            return f"`{_EXAMPLES}` is not a list of expected results"
+        if len(items) != len(made):
+            return f"was {counted(len(items), 'example')}, now {len(made)}"
+        faults = (_difference(*pair) for pair in zip(items, made, strict=True))
+        named = (f"example {number}: {fault}" for number, fault in enumerate(faults) if fault)
+        return next(named, None)
     if "refused" in new or "refused" in item:
         was, now = item.get("refused", "accepted"), new.get("refused", "accepted")
         return None if was == now else f"was {was}, now {now}"
@@ -283,18 +293,6 @@ def _difference(item: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
             return f"text differs at character {at}:\n    - {was[cut]!r}\n    + {now[cut]!r}"
         cut = slice(max(0, at - 2), at + 3)
         return f"{name} differ at [{at}]:\n    - {was[cut]}\n    + {now[cut]}"
-    return None
-
-
-def _difference_of_examples(items: object, made: Sequence[Mapping[str, object]]) -> str | None:
-    if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
-        return f"`{_EXAMPLES}` is not a list of expected results"
-    if len(items) != len(made):
-        return f"was {counted(len(items), 'example')}, now {len(made)}"
-    for number, (item, new) in enumerate(zip(items, made, strict=True)):
-        fault = _difference(item, new)
-        if fault is not None:
-            return f"example {number}: {fault}"
     return None
 
 

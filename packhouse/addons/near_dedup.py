@@ -1,17 +1,12 @@
 """Find pairs of near-duplicate conversations, which share most of their shingles.
 
 Uses locality-sensitive hashing: each MinHash is cut into bands, and rows with an equal band are
-candidates. Bands and candidates are those of datasketch's `MinHashLSH` (a test compares them). Its
-tables of Python sets take about 320 bytes per row and band; here each band is a sort, with 16 bytes
-per row. Every candidate is then compared exactly by its shingles, so there are no false pairs. A
-pair at the threshold becomes a candidate with a probability of 99%, and more similar pairs with a
-higher one.
-
-If more than 32 rows share a band, each is compared only with the row before it and with the first
-31, so the work stays linear in the number of such rows.
+candidates. Bands and candidates are those of datasketch's `MinHashLSH` (a test compares them).
+Every candidate is then compared exactly by its shingles, so there are no false pairs. A pair at the
+threshold becomes a candidate with a probability of 99%, and more similar pairs with a higher one.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +16,8 @@ from packhouse.pack.dedup import FACTOR, Near
 from packhouse.records.lists import count_up, flat_list
 from packhouse.system.arrays import Bools, Float64s, Int64s, Uint32s
 
+# If more than 32 rows share a band, each is compared only with the row before it and with the first
+# 31, so the work stays linear in the number of such rows.
 _MAX_LINKS = 32
 _VERIFIED_SHINGLES = 2**22
 """Approximate number of shingles compared at once, to limit memory."""
@@ -56,7 +53,11 @@ def find_near(fingerprints: Sequence[pa.Table], rows: Sequence[Int64s], threshol
     sets = _Sets.of(fingerprints, rows)
     candidates = _candidates(fingerprints, rows, threshold, sets.sizes)
     num_rows = max(1, len(sets.sizes))
-    parts = [_compare(sets, pairs, num_rows) for pairs in _chunks(candidates, sets, num_rows)]
+    # Compared in parts, which limits memory.
+    work = np.cumsum(sets.sizes[candidates // num_rows] + sets.sizes[candidates % num_rows])
+    cuts = np.flatnonzero(np.diff(work // _VERIFIED_SHINGLES)) + 1
+    chunks = np.split(candidates, cuts) if len(candidates) else []
+    parts = [_compare(sets, pairs, num_rows) for pairs in chunks]
     first, second, similarity, answers = (
         np.concatenate([part[i] for part in parts]) if parts else np.zeros(0) for i in range(4)
     )
@@ -73,22 +74,21 @@ def _candidates(
     fingerprints: Sequence[pa.Table], rows: Sequence[Int64s], threshold: float, sizes: Int64s
 ) -> Int64s:
     """Return `second * num_rows + first` for each pair of rows with an equal band, sorted."""
-    filled = [n for n, table in enumerate(fingerprints) if table.num_rows]
     hashes = [
-        flat_list(table["minhash"])[0].reshape(table.num_rows, -1)
-        for table in (fingerprints[n] for n in filled)
+        (flat_list(table["minhash"])[0].reshape(table.num_rows, -1), chosen)
+        for table, chosen in zip(fingerprints, rows, strict=True)
+        if table.num_rows
     ]
-    rows = [rows[n] for n in filled]
-    permutations = max((each.shape[1] for each in hashes), default=0)
+    permutations = max((each.shape[1] for each, _ in hashes), default=0)
     found = np.zeros(0, np.int64)
     if not permutations:
         return found
     bands, width = bands_for(threshold, permutations)
+    # Each band is a sort, with 16 bytes per row. datasketch's tables of Python sets would take
+    # about 320 bytes per row and band.
     for band in range(bands):
         part = slice(band * width, (band + 1) * width)
-        values = np.concatenate(
-            [each[chosen, part] for each, chosen in zip(hashes, rows, strict=True)]
-        )
+        values = np.concatenate([each[chosen, part] for each, chosen in hashes])
         found = np.union1d(found, _pairs_of_band(values, sizes > 0))
     return found
 
@@ -155,15 +155,6 @@ class _Sets:
             own = shard == number
             taken[own] = self.values[number][places[own]]
         return taken
-
-
-def _chunks(candidates: Int64s, sets: _Sets, num_rows: int) -> Iterator[Int64s]:
-    """Yield the candidates in parts with limited work."""
-    if not len(candidates):
-        return
-    work = np.cumsum(sets.sizes[candidates // num_rows] + sets.sizes[candidates % num_rows])
-    cuts = np.flatnonzero(np.diff(work // _VERIFIED_SHINGLES)) + 1
-    yield from np.split(candidates, cuts)
 
 
 def _compare(

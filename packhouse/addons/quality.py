@@ -5,18 +5,6 @@ the text alone, with RE2 regular expressions and numpy, in linear time. `where`,
 `packhouse sql` call these functions (`TEXT_FUNCTIONS` of the registry). If a recipe has
 `audit.quality`, the audit counts rows with them (`count_quality`).
 
-Checks for personal data and secrets avoid false alarms: digits are a card number only if they have
-a valid prefix and check digit, and a phone number only if they are formatted like one. Addresses at
-example.com and test numbers count too, because a rule for real ones would miss some.
-
-Repetition compares 16 bytes at the start of each word or sign with all earlier ones, and
-returns the share that occurs again. It needs no word list, so it also finds loops of Chinese, code
-or a single character. Prose has about 3%, tables and code up to 50%. Cost: 15 ns per byte.
-
-Languages are detected by py3langid, an extra (`packhouse[quality]`): naive Bayes over byte n-grams,
-150 us per text. Of its 139 languages, 59 are used: with all of them, short English is often
-detected as a creole, and Mandarin as Wu.
-
 Each counter counts a row once. Personal data and text noise are searched in all messages of a row,
 the rest in its answers. Findings are reported by file and row, without the text, because a manifest
 should not repeat personal data.
@@ -38,7 +26,7 @@ import pyarrow.compute as pc
 from packhouse.errors import ConfigError
 from packhouse.recipe.audit import QUALITY_COUNTERS
 from packhouse.records.lists import string_bytes
-from packhouse.records.messages import FlatMessages
+from packhouse.records.messages import ASSISTANT, USER, FlatMessages
 from packhouse.system.arrays import Bools, Bytes, Float64s, Int64s
 from packhouse.system.plugins import import_extra
 
@@ -228,6 +216,10 @@ def has_invisible(text: pa.StringArray) -> pa.BooleanArray:
     return pc.match_substring_regex(text, _INVISIBLE)
 
 
+# Checks for personal data and secrets avoid false alarms: digits are a card number only if they
+# have a valid prefix and check digit, and a phone number only if they are formatted like one.
+# Addresses at example.com and test numbers count too, because a rule for real ones would miss some.
+
 _EMAIL = (
     r"(?:^|[^A-Za-z0-9._%+/-])[A-Za-z0-9](?:[A-Za-z0-9._%+-]{0,63})"
     r"@(?:[A-Za-z0-9](?:[A-Za-z0-9-]{0,62})\.){1,8}[A-Za-z]{2,24}(?:$|[^A-Za-z0-9@_:-]|:(?:\s|$))"
@@ -338,6 +330,10 @@ def _is_luhn(number: str) -> bool:
     return (sum(digits[-1::-2]) + sum(doubled)) % 10 == 0 and len(set(digits)) > 1
 
 
+# Repetition compares 16 bytes at the start of each word or sign with all earlier ones, and returns
+# the share that occurs again. It needs no word list, so it also finds loops of Chinese, code or a
+# single character. Prose has about 3%, tables and code up to 50%. Cost: 15 ns per byte.
+
 REPETITIVE = 0.6
 """Answers with a larger share count as repetition; a text written three times has 0.67."""
 
@@ -424,6 +420,9 @@ def _begins(values: Bytes) -> Bools:
 
 UNDETERMINED = "und"
 
+# Languages are detected by py3langid, an extra (`packhouse[quality]`): naive Bayes over byte
+# n-grams, 150 us per text. Of its 139 languages, 59 are used: with all of them, short English is
+# often detected as a creole, and Mandarin as Wu.
 _LANGUAGES = (
     "af ar bg bn ca cs cy da de el en es et eu fa fi fr ga gl gu he hi hr hu hy id is it ja ka kk"
     " kn ko la lt lv mk ml mn mr nl no pa pl pt ro ru sk sl sq sr sv sw ta te th tr uk ur vi zh"
@@ -626,7 +625,7 @@ class _Rows:
 
     @cached_property
     def _is_answer(self) -> Bools:
-        return self.flat.is_role("assistant")
+        return np.asarray(self.flat.roles == ASSISTANT)
 
     @cached_property
     def answers(self) -> pa.StringArray:
@@ -645,7 +644,7 @@ class _Rows:
     @cached_property
     def prompts(self) -> pa.StringArray:
         """The user message right before each answer; null if there is none."""
-        user = self.flat.is_role("user")
+        user = self.flat.roles == USER
         # Messages u a a: answers at [1 2]; the first follows a user message, the second does not.
         at = np.flatnonzero(self._is_answer)
         is_first = np.isin(at, self.flat.offsets)

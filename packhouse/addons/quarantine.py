@@ -10,9 +10,9 @@ dataset in memory: a few KB each.
 import json
 import textwrap
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from itertools import islice
 from pathlib import Path
@@ -39,9 +39,9 @@ from packhouse.records.identity import rewrites
 from packhouse.records.reasons import QUARANTINE_REASONS, WITH_REMEDY
 from packhouse.records.tables import QUARANTINED, REFUSED, read_table
 from packhouse.run.cache import Workspace
+from packhouse.run.chain import plan_jobs
 from packhouse.run.given import read_recipe
 from packhouse.run.rendering import run_template, try_rows
-from packhouse.run.steps.plan import plan_jobs
 from packhouse.store import OpenVersion
 from packhouse.store.contracts import read_batches
 from packhouse.store.read import open_address
@@ -92,46 +92,44 @@ def check_mended(lines: Iterable[Mapping[str, object]], recipe: Recipe) -> Retri
         ConfigError: a line is not from `editable`, or its source is not in the recipe.
     """
     origins = {source_name(source): source for source in recipe.sources}
-    groups: dict[tuple[str, str], list[_FixedRow]] = defaultdict(list)
+    groups: dict[tuple[str, str], list[tuple[Mapping[str, object], bytes]]] = defaultdict(list)
     still_bad = []
     for number, line in enumerate(lines):
-        mended = _prepare(line, origins, number)
-        if isinstance(mended, dict):
-            still_bad.append(mended)
-        else:
-            groups[mended.source, mended.row_format].append(mended)
+        name = _source_of(line, origins, number)
+        if problem := _still_wrong(line):
+            still_bad.append({**line, "detail": problem})
+            continue
+        row_format = origins[name].format
+        if row_format == "auto":  # use the format that a scan finds
+            shards = _shards_of(origins[name].model_dump_json())
+            formats = {shard.row_format for shard in shards} - {"auto"}
+            row_format = formats.pop() if len(formats) == 1 else "auto"
+        raw = line["raw"]
+        if isinstance(raw, str):
+            raw = _from_delimited(raw, str(line["source"]), origins[name])
+        text = raw.encode() if isinstance(raw, str) else orjson.dumps(raw)
+        # A JSON array element may span lines.
+        groups[name, row_format].append((line, b" ".join(text.split(b"\n"))))
     passed = []
-    for (name, row_format), rows in sorted(groups.items()):
+    for (name, row_format), rows in sorted(groups.items(), key=lambda group: group[0]):
         # Fixed rows are JSON Lines, whatever the file format of the source was.
         own: dict[str, object] = {"path": "", "name": f"{name[:50]}-mended", "format": row_format}
         own |= {"file_format": "jsonl", "encoding": "utf-8", "rows_at": None, "table": None}
         config = SourceConfig.model_validate(origins[name].model_dump() | own)
-        why = _read_again([row.line for row in rows], config, recipe)
-        still_bad += [row.bad(*why[i]) for i, row in enumerate(rows) if i in why]
-        good = tuple(row.line for i, row in enumerate(rows) if i not in why)
+        why = _read_again([text for _, text in rows], config, recipe)
+        still_bad += [
+            {**rows[i][0], "reason": reason, "detail": detail}
+            for i, (reason, detail) in sorted(why.items())
+        ]
+        good = tuple(text for i, (_, text) in enumerate(rows) if i not in why)
         if good:
             settings = config.model_dump(exclude={"path"}, exclude_defaults=True)
             passed.append(MendedSource(name=settings["name"], lines=good, settings=settings))
     return Retried(passed=tuple(passed), still_bad=tuple(still_bad))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _FixedRow:
-    """A row as one line of JSON, in a shape that a source can have."""
-
-    source: str
-    row_format: str
-    line: bytes
-    given: Mapping[str, object] = field(repr=False)
-
-    def bad(self, reason: str, detail: str) -> dict[str, object]:
-        return {**self.given, "reason": reason, "detail": detail}
-
-
-def _prepare(
-    line: Mapping[str, Any], origins: Mapping[str, SourceConfig], number: int
-) -> _FixedRow | dict[str, object]:
-    """Return the row to check, or the line with the reason why it cannot be checked."""
+def _source_of(line: Mapping[str, Any], origins: Collection[str], number: int) -> str:
+    """Return the name of a line's source, after checking that the line is from `editable`."""
     kinds = {"source": str, "row": int, "step": str, "raw": object}
     missing = {n for n, kind in kinds.items() if n not in line or not isinstance(line[n], kind)}
     if missing:
@@ -139,30 +137,24 @@ def _prepare(
             f"line {number + 1} of the edited rows: {', '.join(sorted(missing))} missing or "
             "of the wrong type. Restore from the file that --edit wrote."
         )
-    name = line["source"].split("/")[0]
+    name = str(line["source"]).split("/")[0]
     if name not in origins:
         known = ", ".join(sorted(origins))
         raise ConfigError(
             f"line {number + 1} of the edited rows has source '{name}', which is not in the "
             f"recipe (known: {known}). Restore the name that --edit wrote."
         )
+    return name
+
+
+def _still_wrong(line: Mapping[str, Any]) -> str:
+    """Return the reason why a row cannot be checked yet, or an empty string."""
     raw = line["raw"]
     if line.get("is_cut"):
-        why = "only the first 64 KiB were kept. Insert the whole row and remove is_cut."
-        return {**line, "detail": why}
+        return "only the first 64 KiB were kept. Insert the whole row and remove is_cut."
     if _REPLACEMENT in (raw if isinstance(raw, str) else orjson.dumps(raw).decode()):
-        why = "it still contains U+FFFD in place of invalid UTF-8. Insert the intended text."
-        return {**line, "detail": why}
-    row_format = origins[name].format
-    if row_format == "auto":  # use the format that a scan finds
-        shards = _shards_of(origins[name].model_dump_json())
-        formats = {shard.row_format for shard in shards} - {"auto"}
-        row_format = formats.pop() if len(formats) == 1 else "auto"
-    if isinstance(raw, str):
-        raw = _from_delimited(raw, line["source"], origins[name])
-    text = raw.encode() if isinstance(raw, str) else orjson.dumps(raw)
-    text = b" ".join(text.split(b"\n"))  # a JSON array element may span lines
-    return _FixedRow(source=name, row_format=row_format, line=text, given=line)
+        return "it still contains U+FFFD in place of invalid UTF-8. Insert the intended text."
+    return ""
 
 
 def _from_delimited(raw: str, file: str, config: SourceConfig) -> object:
@@ -210,6 +202,8 @@ _TARGET_HELP = (
 
 _MENDED = "_mended.jsonl"
 """Lists which bad rows the fixed rows replace. Folder sources skip names that start with `_`."""
+_PLACE = ("source", "row", "raw_sha256")
+"""Columns that identify a bad row."""
 
 _cache = cache_option("Folder of cached steps, for a RECIPE.")
 _target = click.argument("target", metavar="TARGET")
@@ -245,7 +239,8 @@ def quarantine() -> None:
 def ls(target: str, samples: int, cache: Path, as_json: bool) -> None:
     """Count bad rows by reason."""
     table = read_quarantine(target, cache)
-    reasons, num_rows = count_reasons(table, samples), count_rows(table)
+    reasons = count_reasons(table, samples)
+    num_rows = table.group_by(["source", "row"]).aggregate([]).num_rows
     if as_json:
         shown = [asdict(reason) for reason in reasons]
         echo(json.dumps({"rows": num_rows, "records": table.num_rows, "reasons": shown}))
@@ -366,15 +361,19 @@ def retry(
     if recipe_path is None and not is_recipe_path(target):
         raise ConfigError("Pass --recipe RECIPE: its rules decide which rows pass.")
     recipe = read_recipe(recipe_path or target)
-    lines = (
-        _read_lines(mended)
-        if mended
-        else [editable(row) for row in _rows_to_mend(target, cache, reason)]
-    )
+    if mended:
+        lines = _read_lines(mended)
+    else:
+        lines = [editable(row) for row in _rows_to_mend(target, cache, reason)]
     retried = check_mended(lines, recipe)
     passed = _write_retried(lines, retried, out, as_json)
+    # Steps that can reject some records of a row and accept others. Format rejects a row as a
+    # whole, but windows and paths separately.
+    steps = {"tokenize"} if rewrites(recipe.format) else set()
+    if recipe.pack.over_length == "window" or any(s.oasst_paths == "all" for s in recipe.sources):
+        steps = {"format", "tokenize"}
     # Other records of these rows may be published already, and would then be in the data twice.
-    if {line["step"] for line in passed} & _steps_of_parts(recipe):
+    if {line["step"] for line in passed} & steps:
         print_note(
             "note: if other records of these rows were published before, the fixed rows "
             "contain them again. `dedup.exact: drop` removes the duplicates."
@@ -385,21 +384,10 @@ def retry(
 
 def _rows_to_mend(target: str, cache: Path, reason: str | None) -> list[dict[str, Any]]:
     """Return each bad row once, even if several of its windows or paths are bad."""
-    rows = _chosen(read_quarantine(target, cache), reason).to_pylist()
     first: dict[tuple[str, int, str], dict[str, Any]] = {}
-    for row in rows:
+    for row in _chosen(read_quarantine(target, cache), reason).to_pylist():
         first.setdefault((row["source"], row["row"], row["raw_sha256"]), row)
     return [*first.values()]
-
-
-def _steps_of_parts(recipe: Recipe) -> set[str]:
-    """Return the steps that can reject some records of a row and accept others.
-
-    The format step rejects a row as a whole, but windows and paths separately.
-    """
-    if recipe.pack.over_length == "window" or any(s.oasst_paths == "all" for s in recipe.sources):
-        return {"format", "tokenize"}
-    return {"tokenize"} if rewrites(recipe.format) else set()
 
 
 def _lines_of(rows: list[dict[str, Any]], target: str) -> dict[tuple[str, int], int]:
@@ -441,19 +429,13 @@ def _of_recipe(recipe: Recipe, workspace: Workspace) -> pa.Table:
     paths = [r.path("quarantined.arrow") for r in found if "quarantined.arrow" in r.files]
     table = pa.concat_tables([QUARANTINED.empty_table(), *map(read_table, paths)])
     # Leave out rows whose fixed form is already a source of the recipe.
-    mended: set[tuple[str, int, str]] = set()
+    mended: set[tuple[object, ...]] = set()
     for source in recipe.sources:
         path = Path(source.path)
         note = (path if path.is_dir() else path.parent) / _MENDED
         if "://" not in source.path and note.is_file():
-            rows = _read_lines(note)
-            mended |= {
-                (str(r.get("source")), r["row"], str(r.get("raw_sha256")))
-                for r in rows
-                if isinstance(r.get("row"), int)
-            }
-    names = ("source", "row", "raw_sha256")
-    places = zip(*(table[name].to_pylist() for name in names), strict=True)
+            mended |= {tuple(map(line.get, _PLACE)) for line in _read_lines(note)}
+    places = zip(*(table[name].to_pylist() for name in _PLACE), strict=True)
     is_left = [place not in mended for place in places]
     if num_mended := len(is_left) - sum(is_left):
         are = counted(num_mended, "row is", "rows are")
@@ -464,20 +446,18 @@ def _of_recipe(recipe: Recipe, workspace: Workspace) -> pa.Table:
 def _chosen(
     table: pa.Table, reason: str | None = None, source: str | None = None, row: int | None = None
 ) -> pa.Table:
+    # Arrow requires valid UTF-8, which text of the command line may not be.
+    reason, source = (
+        t and t.encode("utf-8", "backslashreplace").decode() for t in (reason, source)
+    )
     if reason is not None:
-        table = table.filter(pc.equal(table["reason"], _storable(reason)))
+        table = table.filter(pc.equal(table["reason"], reason))
     if source is not None:
-        source = _storable(source)
         is_file = pc.equal(table["source"], source)
         table = table.filter(pc.or_(is_file, pc.starts_with(table["source"], f"{source}/")))
     if row is not None:
         table = table.filter(pc.equal(table["row"], row))
     return table.sort_by([("source", "ascending"), ("row", "ascending")])
-
-
-def _storable(text: str) -> str:
-    """Make command-line text valid UTF-8, as Arrow requires."""
-    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _read_lines(path: Path) -> list[dict[str, Any]]:
@@ -515,10 +495,9 @@ def _write_retried(
     if retried.still_bad:
         left.write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in retried.still_bad))
     bad = {(line["source"], line["row"]) for line in retried.still_bad}
-    names = ("source", "row", "raw_sha256")
     mended = [line for line in lines if (line["source"], line["row"]) not in bad]
     # Lines written by hand have no digest, so they cannot be matched to a bad row.
-    replaced = [{name: row[name] for name in names} for row in mended if "raw_sha256" in row]
+    replaced = [{name: row[name] for name in _PLACE} for row in mended if "raw_sha256" in row]
     (out / _MENDED).write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in replaced))
     if as_json:
         facts = {"passed": retried.num_passed, "still_bad": list(retried.still_bad)}
@@ -590,11 +569,6 @@ def count_reasons(table: pa.Table, num_samples: int = 3) -> list[BadReason]:
     ]
 
 
-def count_rows(table: pa.Table) -> int:
-    """Count the rows with at least one bad record."""
-    return int(table.group_by(["source", "row"]).aggregate([]).num_rows)
-
-
 def read_quarantined(opened: OpenVersion) -> pa.Table:
     """Read the quarantined rows of a published version (schema `tables.QUARANTINED`)."""
     with temporary_folder("quarantine") as folder:
@@ -648,9 +622,7 @@ def editable(row: Mapping[str, Any]) -> dict[str, object]:
     records = LinesFile("").parse(row["raw"].replace(b"\n", b" "), max(row["raw_size"], 1))
     # Parsing would lose data for objects with duplicate keys and numbers outside float range.
     is_whole = not records.failures and len(records.rows) == 1
-    return line | {
-        "raw": records.rows[0] if is_whole else row["raw"].decode("utf-8", "replace"),
-    }
+    return line | {"raw": records.rows[0] if is_whole else row["raw"].decode("utf-8", "replace")}
 
 
 def likely_causes(rows: Iterable[Mapping[str, Any]], recipe: Recipe) -> list[str]:

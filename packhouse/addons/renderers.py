@@ -434,7 +434,14 @@ class Harmony:
             developer = developer.with_instructions(messages[0]["content"])
             messages = messages[1:]
         if tools:
-            developer = developer.with_function_tools([self._tool(tool) for tool in tools])
+            functions = [tool["function"] for tool in tools]
+            described = [
+                library.ToolDescription.new(
+                    f["name"], f.get("description") or "", f.get("parameters")
+                )
+                for f in functions
+            ]
+            developer = developer.with_function_tools(described)
         if tools or developer.instructions:
             made.append(new(role.DEVELOPER, developer))
         called = ""
@@ -466,26 +473,16 @@ class Harmony:
 
         calls = message.get("tool_calls") or []
         made = []
-        if message.get("reasoning_content"):
-            made.append(new_message(message["reasoning_content"], "analysis"))
-        if message.get("content") or not calls:
-            made.append(
-                new_message(message.get("content") or "", "commentary" if calls else "final")
-            )
-        for call in calls:
-            given = call["function"]["arguments"]
+        if reasoning := message.get("reasoning_content"):
+            made.append(new_message(reasoning, "analysis"))
+        if (content := message.get("content") or "") or not calls:
+            made.append(new_message(content, "commentary" if calls else "final"))
+        for function in (call["function"] for call in calls):
+            given = function["arguments"]
             text = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
-            one = new_message(text, "commentary").with_recipient(
-                f"functions.{call['function']['name']}"
-            )
+            one = new_message(text, "commentary").with_recipient(f"functions.{function['name']}")
             made.append(one.with_content_type("json"))
         return made
-
-    def _tool(self, tool: Mapping[str, Any]) -> Any:
-        function = tool["function"]
-        return self._library.ToolDescription.new(
-            function["name"], function.get("description") or "", function.get("parameters")
-        )
 
     @staticmethod
     def _call_names(messages: Sequence[dict[str, Any]]) -> dict[str, str]:

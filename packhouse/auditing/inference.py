@@ -44,7 +44,7 @@ from packhouse.recipe import FormatConfig, Recipe
 from packhouse.recipe.settings import CHAT_TEMPLATES, is_renderer
 from packhouse.records.conversations import has_thinking
 from packhouse.records.lists import one_chunk
-from packhouse.records.messages import FlatMessages
+from packhouse.records.messages import ASSISTANT, FlatMessages
 from packhouse.render.chat_messages import Messages
 from packhouse.system.arrays import Bools, Int64s
 from packhouse.system.wording import counted
@@ -150,18 +150,15 @@ def check_prompts(
     sides = read_sides(conversations, formatted, tokenized, rejected)
     allows_control = recipe.tokenize.control_text == "allow"
     template = open_template(recipe, snapshot, date)
-    return audit_inference(
-        sides, snapshot, recipe.format, template=template, allows_control=allows_control
-    )
+    return audit_inference(sides, snapshot, recipe.format, template, allows_control=allows_control)
 
 
 def audit_inference(
     sides: Sequence[Side],
     snapshot: TokenizerSnapshot,
     config: FormatConfig,
+    template: PlainTemplate,
     *,
-    date: str | None = None,
-    template: PlainTemplate | None = None,
     allows_control: bool = False,
 ) -> dict[str, object]:
     """Compare trained answers with the prompts and the stop tokens at inference.
@@ -170,8 +167,7 @@ def audit_inference(
         sides: records; for pairs, the chosen and the rejected ones.
         snapshot: tokenizer.
         config: format settings.
-        date: date on which the texts were rendered; None if the template prints none.
-        template: renders the prompts; None: the recipe's Jinja template.
+        template: renders the prompts.
         allows_control: True if control tokens in the row's own text are tokenized as such.
 
     Returns:
@@ -180,7 +176,6 @@ def audit_inference(
         checked records); `worst`, faults with `finding`, `source`, `row`, `record_id`, `value`
         (number of the message), `what`, `text` and `expected`.
     """
-    template = template or PlainTemplate(config, snapshot, date)
     check = _Check(config, snapshot, template, allows_control)
     for side in sides:
         for record in check.records_of(side):
@@ -212,8 +207,8 @@ class _Check:
         messages = FlatMessages.of(talks["messages"])
         weights = messages.decide_weights(self.config)
         weights = weights * np.repeat(pc.fill_null(one_chunk(talks["weight"]), 1), messages.counts)
-        is_answer = messages.is_role("assistant") & (weights > 0)
-        has_answer = messages.any(is_answer)
+        is_answer = (messages.roles == ASSISTANT) & (weights > 0)
+        has_answer = messages.sums(is_answer) > 0
         chosen = _choose(talks, messages, weights > 0, has_answer)
         self.counts["records"] += int(has_answer.sum())
         self.counts["answers"] += int(is_answer.sum())
@@ -221,7 +216,7 @@ class _Check:
         texts = side.formatted.take(pa.array(aligned[chosen]))
         tokens = pc.index_in(texts["record_id"], value_set=one_chunk(side.tokenized["record_id"]))
         thoughts = FlatMessages.of(side.conversations["messages"])
-        thinks = pa.array(thoughts.any(has_thinking(thoughts)))
+        thinks = pa.array(thoughts.sums(has_thinking(thoughts)) > 0)
         rows = side.conversations.select(["source", "row"]).filter(thinks).to_pylist()
         thinking = {(row["source"], row["row"]) for row in rows}
         for first in range(0, len(chosen), _BATCH):
@@ -235,7 +230,8 @@ class _Check:
             ):
                 own = weights[slice(*messages.offsets[number : number + 2])].tolist()
                 tokenized = None if token is None else side.tokenized.slice(token, 1).to_pylist()[0]
-                yield self._record(talk, text, tokenized, own, thinking)
+                row_thinks = (talk["source"], talk["row"]) in thinking
+                yield self._record(talk, text, tokenized, own, row_thinks)
 
     def _record(
         self,
@@ -243,7 +239,7 @@ class _Check:
         text: dict[str, Any],
         tokenized: dict[str, Any] | None,
         weights: list[float],
-        thinking: set[tuple[str, int]],
+        row_thinks: bool,
     ) -> _Record:
         raw = [{k: v for k, v in message.items() if v is not None} for message in talk["messages"]]
         system, tools = self.config.system, self.config.chat_template_kwargs.get("tools")
@@ -254,6 +250,20 @@ class _Check:
         if tokenized is not None and len(tokenized["trained_ranges"]) == len(spans):
             ranges = _pairs(tokenized["trained_ranges"])
             ids = [tokenized["input_ids"][start:end] for start, end in ranges]
+        answers = []
+        for number, (message, weight) in enumerate(zip(raw, weights, strict=True)):
+            if weight <= 0:
+                continue
+            content, thought = message["content"], message.get("reasoning", "").strip()
+            has_tags = _THINK_TAG.search(content) is not None
+            is_assistant = message["role"] == "assistant"
+            is_partial = "part_weights" in message or not is_assistant
+            if self.config.reasoning == "train_last":
+                # The record does not show which question is the last one.
+                is_partial |= bool(thought) or has_tags
+            # Templates may remove reasoning between tags from a content.
+            known = () if has_tags and not is_partial else (_packed(content),)
+            answers.append(_Answer(number, is_assistant, is_partial, known, thought))
         return _Record(
             source=talk["source"],
             row=talk["row"],
@@ -261,12 +271,8 @@ class _Check:
             messages=self.template.fit(raw),
             tools=json.loads(talk["tools"]) if talk["tools"] else tools,
             arguments=json.loads(talk["arguments"] or "{}"),
-            answers=[
-                _answer(number, message, self.config)
-                for number, (message, weight) in enumerate(zip(raw, weights, strict=True))
-                if weight > 0
-            ],
-            row_thinks=(talk["source"], talk["row"]) in thinking,
+            answers=answers,
+            row_thinks=row_thinks,
             text=text["text"].encode(),
             spans=spans,
             content=_pairs(text["content_spans"]),
@@ -276,11 +282,29 @@ class _Check:
     def add(self, record: _Record) -> None:
         """Check the answers of a record."""
         at(f"{record.source} row {record.row}")
-        pairs = [pair for pair in _spans_of(record) if pair[0].is_assistant]
-        whole = [pair for pair in pairs if pair[1] is not None or not pair[0].is_partial]
         counts = self.counts
-        counts["partly_trained"] += len(pairs) - len(whole)
-        for answer, index in _some(whole):
+        texts = [_packed(record.text[a:b].decode(errors="replace")) for a, b in record.spans]
+        answers: list[tuple[_Answer, int | None]] = []
+        """Answers that are trained as a whole, with their span; None if there is none."""
+        place = 0
+        for answer, num_spans in zip(
+            record.answers, _num_spans(record.answers, texts), strict=True
+        ):
+            own = (*answer.texts, _packed(answer.thought))
+            is_whole = num_spans == 1 and (
+                not answer.is_partial or all(text in texts[place] for text in own)
+            )
+            if answer.is_assistant and (is_whole or not answer.is_partial):
+                answers.append((answer, place if is_whole else None))
+            else:
+                counts["partly_trained"] += answer.is_assistant
+            place += num_spans
+        work = sum(answer.number for answer, _ in answers)
+        if work > MAX_MESSAGES:  # check a sample with the first and the last answer
+            number = min(max(2, MAX_MESSAGES * len(answers) // work), len(answers))
+            chosen = np.linspace(0, len(answers) - 1, num=number).round().astype(np.int64)
+            answers = [answers[each] for each in np.unique(chosen).tolist()]
+        for answer, index in answers:
             counts["answers_checked"] += 1
             if index is None:
                 self._note("other_prompts", record, answer, ("it has no trained span", "", ""))
@@ -418,18 +442,6 @@ def _pairs(spans: Sequence[Mapping[str, int]]) -> list[tuple[int, int]]:
     return [(span["start"], span["end"]) for span in spans]
 
 
-def _answer(number: int, message: Mapping[str, Any], config: FormatConfig) -> _Answer:
-    content, thought = message["content"], message.get("reasoning") or ""
-    has_tags = _THINK_TAG.search(content) is not None
-    is_assistant = message["role"] == "assistant"
-    is_partial = "part_weights" in message or not is_assistant
-    if config.reasoning == "train_last":  # the record does not show which question is the last one
-        is_partial |= bool(thought.strip()) or has_tags
-    # Templates may remove reasoning between tags from a content.
-    texts = () if has_tags and not is_partial else (_packed(content),)
-    return _Answer(number, is_assistant, is_partial, texts, thought.strip())
-
-
 def _packed(text: str) -> str:
     """Remove white space, which templates add and strip."""
     return "".join(text.split())
@@ -448,7 +460,7 @@ def _choose(
     rows = np.flatnonzero(has_answer)
     if len(rows) <= MAX_RECORDS:
         return rows
-    codes = messages.role_codes().astype(np.int64)
+    codes = messages.roles.astype(np.int64)
     for bit, flag in enumerate([messages.has("reasoning"), messages.has("tool_calls"), is_trained]):
         codes |= flag.astype(np.int64) << (bit + 2)
     letters = pa.array([chr(ord("0") + code) for code in range(32)]).take(pa.array(codes))
@@ -462,20 +474,6 @@ def _choose(
     bounds = np.cumsum(np.bincount(shape)) - np.bincount(shape)
     rank = np.arange(len(order)) - bounds[shape[order]]
     return np.sort(rows[order[np.lexsort((order, rank))[:NUM_SAMPLED]]])
-
-
-def _spans_of(record: _Record) -> Iterator[tuple[_Answer, int | None]]:
-    """Yield answers with their span; None if an answer is trained in part or not at all."""
-    texts = [_packed(record.text[a:b].decode(errors="replace")) for a, b in record.spans]
-    counts = _num_spans(record.answers, texts)
-    place = 0
-    for answer, count in zip(record.answers, counts, strict=True):
-        own = (*answer.texts, _packed(answer.thought))
-        is_whole = count == 1 and (
-            not answer.is_partial or all(text in texts[place] for text in own)
-        )
-        yield answer, place if is_whole else None
-        place += count
 
 
 def _num_spans(answers: Sequence[_Answer], texts: Sequence[str]) -> list[int]:
@@ -512,16 +510,6 @@ def _num_spans(answers: Sequence[_Answer], texts: Sequence[str]) -> list[int]:
                 taken = known[taken]
             return counts[::-1]
     return [int(place < len(texts)) for place in range(len(answers))]
-
-
-def _some(answers: list[tuple[_Answer, int | None]]) -> list[tuple[_Answer, int | None]]:
-    """Return all answers, or a sample of many that includes the first and the last."""
-    work = sum(answer.number for answer, _ in answers)
-    if work <= MAX_MESSAGES:
-        return answers
-    number = max(2, MAX_MESSAGES * len(answers) // work)
-    places = np.linspace(0, len(answers) - 1, num=min(number, len(answers)))
-    return [answers[place] for place in sorted({round(each) for each in places.tolist()})]
 
 
 def _follows(before: str, prompt: str, joint: int, template: PlainTemplate) -> bool:

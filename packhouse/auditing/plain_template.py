@@ -36,7 +36,8 @@ from packhouse.tokenize.encoders import TokenizerSnapshot
 from packhouse.tokenize.loading import tokenizer_folder
 
 _TEXT = ("Perhaps", "Certainly", "Otherwise", "Naturally", "Therefore")
-_MARKS = "\ue0b0", "\ue0b1"  # private-use characters, which no template or row has
+# Arguments of marked renderings; these private-use characters are in no template or row.
+_MARKS = {"_generation_begins": "\ue0b0", "_generation_ends": "\ue0b1"}
 _DOCUMENTS = [{"title": "Likewise", "text": "Moreover"}]
 
 
@@ -45,27 +46,15 @@ class PromptError(Exception):
 
 
 class _Generation(jinja2.ext.Extension):
-    """Jinja tag `{% generation %}`, which just renders its body."""
+    """Jinja tag `{% generation %}`, which puts marks around its body if they are arguments."""
 
     tags = {"generation"}  # noqa: RUF012
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)
-        return self.around(parser.parse_statements(("name:endgeneration",), drop_needle=True))
-
-    def around(self, body: list[nodes.Node]) -> list[nodes.Node]:
-        return [nodes.Scope(body)]
-
-
-class _MarkedGeneration(_Generation):
-    """Jinja tag `{% generation %}` that puts marks around its body."""
-
-    def around(self, body: list[nodes.Node]) -> list[nodes.Node]:
-        begin, end = (nodes.Output([nodes.TemplateData(mark)]) for mark in _MARKS)
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        begin, end = (nodes.Output([nodes.Name(name, "load")]) for name in _MARKS)
         return [begin, nodes.Scope(body), end]
-
-
-_GENERATION = re.compile(r"{%[-+]?\s*generation\b")
 
 
 def _raise_exception(message: str) -> None:
@@ -93,19 +82,20 @@ class PlainTemplate:
         date: date on which the texts were rendered; None if the template prints none.
     """
 
-    _marked: jinja2.Template | None = None
-    """The template with marks around its generation blocks, if it has any."""
-
     def __init__(
         self, config: FormatConfig, snapshot: TokenizerSnapshot, date: str | None = None
     ) -> None:
         source = _source(config.template, snapshot)
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
+        )
+        environment.filters["tojson"] = _tojson
+        environment.globals["raise_exception"] = _raise_exception
+        if date is not None:
+            environment.globals["strftime_now"] = datetime.fromisoformat(date).strftime
         with limited():
-            environment = _environment(_Generation, date)
             tree = environment.parse(source)
             self._template = environment.from_string(source)
-            if _GENERATION.search(source):
-                self._marked = _environment(_MarkedGeneration, date).from_string(source)
         self._values = values_to_try(tree)  # before Jinja makes one constant of a list of words
         self._names = find_undeclared_variables(tree)
         self.reads_prompt = "add_generation_prompt" in self._names
@@ -141,14 +131,13 @@ class PlainTemplate:
         Raises:
             PromptError: the template rejects the messages or fails on them.
         """
-        template = (self._marked if is_marked else None) or self._template
         try:
             with limited():
-                return template.render(
+                return self._template.render(
                     messages=messages,
                     tools=tools,
                     add_generation_prompt=is_prompt,
-                    **{**self.arguments, **arguments},
+                    **{**self.arguments, **arguments, **(_MARKS if is_marked else {})},
                 )
         except MemoryError:
             raise
@@ -170,8 +159,8 @@ class PlainTemplate:
             tools: tools of the row.
             arguments: template arguments of the prompt.
         """
-        begin, end = _MARKS
-        if self._marked is None:
+        begin, end = _MARKS.values()
+        if self._names.isdisjoint(_MARKS):  # no generation block
             return ""
         try:
             marked = self.render(messages, tools, arguments, is_prompt=False, is_marked=True)
@@ -181,7 +170,7 @@ class PlainTemplate:
         for piece in re.split(f"([{begin}{end}])", marked):
             if piece == begin and whole.startswith(prompt) and len(whole) > len(prompt):
                 return whole[len(prompt) :]
-            whole += piece * (piece not in _MARKS)
+            whole += piece * (piece not in (begin, end))
         return ""
 
     def probe(
@@ -194,7 +183,7 @@ class PlainTemplate:
         **arguments: object,
     ) -> str | None:
         """Render canonical messages, or return None if the template rejects them."""
-        given = _in_form(messages, form or self._form)
+        given = self.fit(messages, form)
         # Some templates fail without documents.
         tries: list[dict[str, object]] = [{}, {"documents": _DOCUMENTS}]
         for documents in tries:
@@ -204,9 +193,14 @@ class PlainTemplate:
                 continue
         return None
 
-    def fit(self, messages: Messages) -> Messages:
-        """Convert canonical messages to the form that the template takes."""
-        return _in_form(messages, self._form)
+    def fit(self, messages: Messages, form: MessageForm | None = None) -> Messages:
+        """Convert canonical messages to a form, by default the one that the template takes."""
+        form = form or self._form
+        made = chat_messages(messages, form)
+        if form.has_content_parts:
+            for message in made:
+                message["content"] = in_parts(message["content"])
+        return made
 
     @cached_property
     def _form(self) -> MessageForm:
@@ -236,7 +230,7 @@ class PlainTemplate:
     @cached_property
     def switch(self) -> tuple[str, object, object] | None:
         """The argument that changes the opening of answers, its thinking and its other value."""
-        known = {*self.arguments, "messages", "tools", "add_generation_prompt"}
+        known = {*self.arguments, *_MARKS, "messages", "tools", "add_generation_prompt"}
         for name, probe in product(sorted(self._names - known), (_CHAT[:1], _CALL[:3])):
             values = self._values.get(name, (True, False))
             values = tuple(value for value in values if self._leads_to_answer({name: value}))
@@ -417,17 +411,6 @@ def _control_tokens(snapshot: TokenizerSnapshot) -> list[str]:
     return sorted(tokens, key=lambda token: (-len(token), token))
 
 
-def _environment(generation: type[_Generation], date: str | None) -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[generation, jinja2.ext.loopcontrols]
-    )
-    environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _raise_exception
-    if date is not None:
-        environment.globals["strftime_now"] = datetime.fromisoformat(date).strftime
-    return environment
-
-
 def writes_prompts(config: FormatConfig, snapshot: TokenizerSnapshot) -> bool:
     """Return False if the template ignores `add_generation_prompt`.
 
@@ -464,11 +447,3 @@ _CALL: Messages = [
     {"role": "tool", "content": _TEXT[1]},
     {"role": "assistant", "content": _TEXT[2]},
 ]
-
-
-def _in_form(messages: Messages, form: MessageForm) -> Messages:
-    made = chat_messages(messages, form)
-    if form.has_content_parts:
-        for message in made:
-            message["content"] = in_parts(message["content"])
-    return made

@@ -42,7 +42,7 @@ from packhouse.recipe import FormatConfig
 from packhouse.records.conversations import has_thinking, without_thinking
 from packhouse.records.identity import is_among, leading_bits, sort_leading_bits
 from packhouse.records.lists import flat_list, one_chunk, read_ranges
-from packhouse.records.messages import FlatMessages, num_bytes
+from packhouse.records.messages import ASSISTANT, SYSTEM, USER, FlatMessages, num_bytes
 from packhouse.system.arrays import Bools, Int64s, Uint64s
 from packhouse.system.plugins import Plugin
 from packhouse.tokenize.encoders import TokenizerSnapshot, read_pipeline
@@ -68,17 +68,41 @@ def answer_bytes(
     White space at the ends of a content is not required, because templates strip it. Neither is
     reasoning that the recipe or the template removes, as Qwen3's does in earlier turns.
     """
-    is_answer = flat.is_role("assistant")
+    is_answer = flat.roles == ASSISTANT
     is_trained = flat.decide_weights(config) > 0
     is_own = is_trained | is_answer
     if config.train_on == "all" and not config.never_train:
         is_trained &= is_answer
-    due = num_bytes(pc.utf8_trim_whitespace(flat["content"]))
-    due -= _unsaid_bytes(flat, one_chunk(formatted["text"]), config)
-    due = np.where(is_trained, due - _untrained_parts(flat), 0)
-    own = flat.num_bytes("content") + flat.num_bytes("reasoning")
-    own += 2 * flat.num_bytes("tool_calls")  # templates may write the same JSON at greater length
-    own += 2 * flat.num_bytes("context")
+    content = flat["content"]
+    due = num_bytes(pc.utf8_trim_whitespace(content))
+    # Messages u a u a: users before each message, and in total, are [0 1 1 2 2]. The answer at 1
+    # has 1 of 2 users before it, so it is an earlier turn; the answer at 3 has both.
+    at = np.flatnonzero(has_thinking(flat))
+    users, rows = np.append(0, np.cumsum(flat.roles == USER)), flat.rows[at]
+    is_earlier = users[at] < users[flat.offsets[rows + 1]]
+    texts, contents = one_chunk(formatted["text"]), content.take(at).to_pylist()
+    for message, row, earlier, text in zip(
+        at.tolist(), rows.tolist(), is_earlier, contents, strict=True
+    ):
+        whole = text.strip()
+        # A record that ends with this answer does not show whether its row continues.
+        is_cut = config.reasoning == "train_last" and (earlier or config.turns != "whole")
+        if is_cut or whole not in texts[row].as_py():
+            due[message] -= len(whole.encode()) - len(without_thinking(text).strip().encode())
+        else:  # a template may parse the content and write the tags itself, as Qwen3's does
+            due[message] -= sum(len(tag.encode()) for tag in _TAGS.findall(whole))
+    for message in np.flatnonzero(flat.has("part_weights")).tolist():
+        text = content[message].as_py()
+        parts = json.loads(flat["part_weights"][message].as_py())
+        place = len(text) - sum(size for size, _ in parts)  # negative for parts of the reasoning
+        for size, factor in parts:
+            if factor == 0:
+                due[message] -= len(text[max(place, 0) : max(place + size, 0)].encode())
+            place += size
+    due[~is_trained] = 0
+    own = num_bytes(flat["content"]) + num_bytes(flat["reasoning"])
+    own += 2 * num_bytes(flat["tool_calls"])  # templates may write the same JSON at greater length
+    own += 2 * num_bytes(flat["context"])
     labels = np.zeros(len(flat.counts), np.int64)
     if label_names:
         # Names of 3 and 5 bytes, labels [1 null 0] -> bytes [5 0 3].
@@ -89,46 +113,8 @@ def answer_bytes(
     # Tool definitions are part of the system turn.
     tools = 2 * num_bytes(one_chunk(validated["tools"]))
     tools += 2 * num_bytes(one_chunk(validated["arguments"]))
-    own += np.where(flat.any(is_trained & flat.is_role("system")), tools, 0)
+    own += np.where(flat.sums(is_trained & (flat.roles == SYSTEM)) > 0, tools, 0)
     return flat.sums(due) + labels, own
-
-
-def _unsaid_bytes(flat: FlatMessages, texts: pa.StringArray, config: FormatConfig) -> Int64s:
-    """Return the bytes of each content that may stay untrained: removed reasoning, or its tags.
-
-    A template may parse the content and write the tags itself, as Qwen3's does.
-    """
-    unsaid = np.zeros(len(flat), np.int64)
-    at = np.flatnonzero(has_thinking(flat))
-    # Messages u a u a: users before each message, and in total, are [0 1 1 2 2]. The answer at 1
-    # has 1 of 2 users before it, so it is an earlier turn; the answer at 3 has both.
-    users = np.append(0, np.cumsum(flat.is_role("user")))
-    rows = flat.rows[at]
-    is_earlier = users[at] < users[flat.offsets[rows + 1]]
-    contents = flat["content"].take(at).to_pylist()
-    for message, row, earlier, content in zip(at, rows, is_earlier, contents, strict=True):
-        whole = content.strip()
-        # A record that ends with this answer does not show whether its row continues.
-        is_cut = config.reasoning == "train_last" and (earlier or config.turns != "whole")
-        if is_cut or whole not in texts[int(row)].as_py():
-            unsaid[message] = len(whole.encode()) - len(without_thinking(content).strip().encode())
-        else:
-            unsaid[message] = sum(len(tag.encode()) for tag in _TAGS.findall(whole))
-    return unsaid
-
-
-def _untrained_parts(flat: FlatMessages) -> Int64s:
-    """Return the bytes of each content in parts with weight 0."""
-    untrained = np.zeros(len(flat), np.int64)
-    for message in np.flatnonzero(flat.has("part_weights")).tolist():
-        content = flat["content"][message].as_py()
-        parts = json.loads(flat["part_weights"][message].as_py())
-        at = len(content) - sum(size for size, _ in parts)  # negative for parts of the reasoning
-        for size, factor in parts:
-            part = content[max(at, 0) : max(at + size, 0)]
-            untrained[message] += len(part.encode()) if factor == 0 else 0
-            at += size
-    return untrained
 
 
 def audit_shard(
@@ -191,7 +177,10 @@ def _audit_side(
     found: dict[str, list[Int64s]] = {}
     pipeline = read_pipeline(snapshot.backend)
     are_headers_trained = config.turns != "whole" and not writes_prompts(config, snapshot)
-    places = [_places(table, tokenized) for table in (validated, formatted)]
+    ids = one_chunk(tokenized["record_id"])
+    known = [one_chunk(table["record_id"]) for table in (validated, formatted)]
+    # Row of each record in the earlier tables; None if no row was quarantined in between.
+    places = [None if each.equals(ids) else pc.index_in(ids, value_set=each) for each in known]
     for number, (start, stop) in enumerate(_slices(tokenized)):
         part = tokenized.slice(start, stop - start)
         rows, texts = (
@@ -204,7 +193,7 @@ def _audit_side(
         messages = FlatMessages.of(rows["messages"])
         due, own = answer_bytes(messages, rows, texts, config, label_names)
         num_ranges = tokens.per_row(tokens.range_rows)
-        is_trained, is_answer = messages.decide_weights(config) > 0, messages.is_role("assistant")
+        is_trained, is_answer = messages.decide_weights(config) > 0, messages.roles == ASSISTANT
         # Answers of each row that should be trained but have no range.
         num_absent = np.maximum(messages.sums(is_trained & is_answer) - num_ranges, 0)
         num_absent[num_ranges == 0] = 0
@@ -218,9 +207,8 @@ def _audit_side(
         # With a class label for a classification head, no text of the row needs to be trained.
         has_label = part["label"].is_valid().to_numpy()
         due[has_label & (num_ranges == 0)] = 0
-        ends = _find_ends(tokens, messages)
-        others = messages.sums(is_trained & ~is_answer)
-        is_ended = _are_ended(tokens, ends, config, messages, others > 0)
+        trains_others = messages.sums(is_trained & ~is_answer) > 0
+        ends = _find_ends(tokens, messages, config, trains_others)
         is_leak = _are_leaked(tokens, ends)
         # If spans include headers on purpose, only ranges outside of the spans count as leaks.
         if are_headers_trained:
@@ -229,7 +217,7 @@ def _audit_side(
             is_leak[:] = False
         findings = {
             **_coverage(tokens, due, own, config),
-            "unterminated_turns": tokens.per_row(tokens.range_rows[~is_ended]) + num_absent,
+            "unterminated_turns": tokens.per_row(tokens.range_rows[~ends.is_ended]) + num_absent,
             "leaked_headers": tokens.per_row(tokens.range_rows[is_leak]),
             "double_ends": double_ends(tokens, ends.ids),
             **bos_and_unknown(tokens, snapshot),
@@ -250,14 +238,6 @@ def worst_rows(table: pa.Table, values: Int64s) -> list[dict[str, object]]:
     return [
         row | {"value": value} for row, value in zip(rows, values[chosen].tolist(), strict=True)
     ]
-
-
-def _places(table: pa.Table, tokenized: pa.Table) -> pa.Array | None:
-    """Return the row of an earlier table for each record, by id; None if all rows are the same."""
-    ids = one_chunk(tokenized["record_id"])
-    if table.num_rows == tokenized.num_rows and one_chunk(table["record_id"]).equals(ids):
-        return None
-    return pc.index_in(ids, value_set=one_chunk(table["record_id"]))
 
 
 def _slices(tokenized: pa.Table) -> list[tuple[int, int]]:
@@ -292,88 +272,75 @@ def _coverage(
 class _Ends(NamedTuple):
     """Control tokens at the end of trained ranges and at the start of turns."""
 
-    last: Int64s
-    """Position of the last control token before the end of each range; -1 if there is none."""
     is_ended: Bools
-    """Mask of ranges that contain this token, with no content after it."""
+    """Mask of ranges that end with an end token, or need none."""
     ids: Ids
     """Ids of tokens that end ranges."""
     headers: Ids
     """Ids of control tokens before a row's first content, which open its first turn."""
 
 
-def _find_ends(tokens: PlacedTokens, messages: FlatMessages) -> _Ends:
-    """Find the tokens that end trained turns, and those that open turns."""
-    is_exact = tokens.is_exact[tokens.range_rows]
+def _find_ends(
+    tokens: PlacedTokens, messages: FlatMessages, config: FormatConfig, trains_others: Bools
+) -> _Ends:
+    """Find the tokens that end trained turns, those that open turns, and the ranges that end.
+
+    Args:
+        tokens: tokens of all rows.
+        messages: messages of the rows.
+        config: which turns are trained.
+        trains_others: mask of rows that train turns of roles other than the assistant.
+    """
+    rows, control = tokens.range_rows, tokens.control
+    is_exact = tokens.is_exact[rows]
     # Control tokens at [2 7], ranges that end at [2 5 8] -> last control tokens [-1 2 7].
-    index = np.searchsorted(tokens.control, tokens.range_ends, "left") - 1
-    last = np.where(index < 0, -1, np.append(tokens.control, -1)[index])
+    index = np.searchsorted(control, tokens.range_ends, "left") - 1
+    last = np.where(index < 0, -1, np.append(control, -1)[index])
     is_ended = last >= tokens.range_starts
     at = np.maximum(last, tokens.range_starts)
     content_after = tokens.holds_content(at, tokens.range_ends - 1)
     is_ended &= np.where(is_exact, ~content_after, last == tokens.range_ends - 1)
     # Prefer exact rows: only there is it known that a token is not content.
-    ends = tokens.ids[last[is_ended & (is_exact if is_exact.any() else True)]]
+    ends = np.unique(tokens.ids[last[is_ended & (is_exact if is_exact.any() else True)]])
     # Use rows whose first message has text; otherwise the first content belongs to a later turn,
     # and tokens before it may end the first.
     counts = np.diff(tokens.content_offsets)
     first = messages["content"].take(pa.array(messages.offsets[:-1]))
-    has_text = num_bytes(pc.utf8_trim_whitespace(first)) > 0
-    filled = np.flatnonzero((counts > 0) & has_text)
+    filled = np.flatnonzero((counts > 0) & (num_bytes(pc.utf8_trim_whitespace(first)) > 0))
     first_content = np.full(len(counts), -1, np.int64)
     if len(filled):
         first_content[filled] = np.minimum.reduceat(
             tokens.content_starts, tokens.content_offsets[:-1][filled]
         )
-    row = tokens.row_of(tokens.control)
-    before = (tokens.starts[tokens.control] < first_content[row]) & tokens.is_exact[row]
-    return _Ends(last, is_ended, np.unique(ends), np.unique(tokens.ids[tokens.control[before]]))
-
-
-def _are_ended(
-    tokens: PlacedTokens,
-    ends: _Ends,
-    config: FormatConfig,
-    messages: FlatMessages,
-    trains_others: Bools,
-) -> Bools:
-    """Return a mask of ranges that end with an end token, or need none.
-
-    Args:
-        tokens: tokens of all rows.
-        ends: result of `_find_ends` for them.
-        config: which turns are trained.
-        messages: messages of the rows.
-        trains_others: mask of rows that train turns of roles other than the assistant.
-    """
-    rows, control = tokens.range_rows, tokens.control
-    control = control[~tokens.are_content(control, control)]
-    index = np.searchsorted(control, tokens.range_ends)
+    row = tokens.row_of(control)
+    before = (tokens.starts[control] < first_content[row]) & tokens.is_exact[row]
+    headers = np.unique(tokens.ids[control[before]])
     # A range is too short if it stops at a control token (`</tool_call>`) and the end token of the
     # turn follows. This does not apply if EOS follows the end token: with EOS `<|end|>`, Phi-3
     # writes "<|end|>\n<|end|>".
-    following = np.append(control, len(tokens.ids))[index]
+    control = control[~tokens.are_content(control, control)]
+    following = np.append(control, len(tokens.ids))[np.searchsorted(control, tokens.range_ends)]
     is_short = following < tokens.offsets[rows + 1]
     following = np.minimum(following, len(tokens.ids) - 1)
-    is_short &= np.isin(tokens.ids[following], ends.ids) & tokens.is_exact[rows]
+    is_short &= np.isin(tokens.ids[following], ends) & is_exact
     is_short &= ~tokens.holds_content(np.minimum(tokens.range_ends, following), following)
     is_short &= tokens.ids[tokens.range_ends - 1] != tokens.ids[following]
-    is_ended = ends.is_ended & ~(is_short & ~trains_others[rows])
+    is_ended &= ~(is_short & ~trains_others[rows])
     # If a row has ranges [5, 9) and [12, 20) with no end token or header between 9 and 12, the turn
     # continues, and untrained reasoning is in between.
-    edges = control[np.isin(tokens.ids[control], np.union1d(ends.headers, ends.ids))]
+    edges = control[np.isin(tokens.ids[control], np.union1d(headers, ends))]
     seen = np.searchsorted(edges, np.stack([tokens.range_ends[:-1], tokens.range_starts[1:]]))
     goes_on = np.append((seen[0] == seen[1]) & (rows[:-1] == rows[1:]), False)[: len(rows)]
     if config.reasoning != "train_last":  # otherwise only weights of parts leave gaps in a turn
-        goes_on &= messages.any(messages.has("part_weights"))[rows]
+        goes_on &= (messages.sums(messages.has("part_weights")) > 0)[rows]
     is_ended |= goes_on
     # In valid data, the only ranges left are of turns for which the template writes no end token,
     # so a loop is fast enough.
     for number in np.flatnonzero(~is_ended).tolist():
-        is_ended[number] = _ends_blank(tokens, number, int(ends.last[number])) or _has_no_end(
+        is_ended[number] = _ends_blank(tokens, number, int(last[number])) or _has_no_end(
             tokens, number, messages
         )
-    return is_ended
+    return _Ends(is_ended, ends, headers)
 
 
 def _ends_blank(tokens: PlacedTokens, at: int, control: int) -> bool:

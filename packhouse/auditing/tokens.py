@@ -15,13 +15,12 @@ import numpy.typing as npt
 import pyarrow as pa
 from typing_extensions import override
 
-from packhouse.records.lists import Ranges, flat_list, one_chunk, read_ranges
+from packhouse.records.lists import flat_list, one_chunk, read_ranges
 from packhouse.records.pairs import split_sides
 from packhouse.records.tables import read_table
 from packhouse.system.arrays import Bools, Bytes, Int64s
 from packhouse.tokenize.encoders import Pipeline, TokenizerSnapshot
 from packhouse.tokenize.offsets import (
-    EncodedRows,
     Spans,
     flat_texts,
     locate_by_widths,
@@ -131,6 +130,14 @@ class PlacedTokens(Tokens):
         ranges = read_ranges(tokenized["trained_ranges"])
         rows = ranges.row_of_each()
         spans = Spans.of(one_chunk(formatted["content_spans"]), placed.bases)
+        # Ranges that differ from those due, in number or in place.
+        due = train_ranges(placed, Spans.of(one_chunk(formatted["trained_spans"]), placed.bases))
+        num_ranges, num_due = ranges.counts(), np.diff(due.offsets)
+        is_misplaced = num_ranges != num_due
+        own, others = np.repeat(~is_misplaced, num_ranges), np.repeat(~is_misplaced, num_due)
+        is_other = ranges.starts[own] != due.starts[others]
+        is_other |= ranges.ends[own] != due.ends[others]
+        is_misplaced[rows[own][is_other]] = True
         return cls(
             ids=ids,
             offsets=offsets,
@@ -140,7 +147,7 @@ class PlacedTokens(Tokens):
             starts=placed.starts,
             ends=placed.ends,
             is_exact=placed.is_exact,
-            is_misplaced=_are_misplaced(ranges, placed, formatted),
+            is_misplaced=is_misplaced & placed.is_exact,
             content=Intervals.of(spans.starts, spans.ends),
             content_starts=spans.starts,
             content_ends=spans.ends,
@@ -205,19 +212,6 @@ class Intervals:
         at = np.maximum(index, 0)
         inside = np.clip(place - self.starts[at], 0, self.ends[at] - self.starts[at])
         return np.where(index < 0, 0, self.before[at] + inside)
-
-
-def _are_misplaced(ranges: Ranges, placed: EncodedRows, formatted: pa.Table) -> Bools:
-    spans = Spans.of(one_chunk(formatted["trained_spans"]), placed.bases)
-    due = train_ranges(placed, spans)
-    num_due = np.diff(due.offsets)
-    differs = ranges.counts() != num_due
-    own, others = np.repeat(~differs, ranges.counts()), np.repeat(~differs, num_due)
-    rows = np.repeat(np.arange(len(differs)), num_due)[others]
-    is_other = ranges.starts[own] != due.starts[others]
-    is_other |= ranges.ends[own] != due.ends[others]
-    differs[rows[is_other]] = True
-    return np.asarray(differs & placed.is_exact)
 
 
 @lru_cache(maxsize=4)

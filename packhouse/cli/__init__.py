@@ -35,7 +35,8 @@ class _LazyGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         installed = self.list_commands(ctx)
-        width = max(map(len, installed))  # pads the names, so that all sections line up
+        # Pad the names, so that all sections line up.
+        width = max(map(len, installed))
         for title, names in COMMAND_GROUPS.items():
             rows = [(name.ljust(width), COMMANDS[name][1]) for name in names if name in installed]
             if rows:
@@ -50,7 +51,8 @@ class _LazyGroup(click.Group):
         except Interrupted as error:
             exit_interrupted(error, keeps_steps=False)
         except click.ClickException as error:  # the message may repeat arguments, so escape it
-            of = getattr(error, "ctx", None) or ctx  # the subcommand's, if it was reached
+            # Prefer the context of the subcommand, if it was reached.
+            of = getattr(error, "ctx", None) or ctx
             raise click.UsageError(for_terminal(error.format_message()), of) from None
 
 
@@ -103,13 +105,11 @@ def exit_interrupted(error: Interrupted, *, keeps_steps: bool) -> NoReturn:
 
 
 def own_process() -> None:
-    """Set up a process that runs only this command.
-
-    SIGTERM is handled like Ctrl-C, so that child processes are stopped too. At exit, garbage
-    collection is skipped: it takes 0.2 s (0.4 s with Prefect) for memory that the kernel frees
-    anyway.
-    """
+    """Set up a process that runs only this command."""
+    # SIGTERM is handled like Ctrl-C, so that child processes are stopped too.
     handle_signals()
+    # Skip the last garbage collection: it takes 0.2 s (0.4 s with Prefect) for memory that the
+    # kernel frees anyway.
     atexit.register(gc.freeze)
 
 

@@ -73,7 +73,7 @@ def prepare(
             from packhouse.system.worker import hide_pandas
 
             hide_pandas()
-            from packhouse.api import prepare_recipe  # takes over a second
+            from packhouse.run.chain import prepare_recipe  # takes over a second
             from packhouse.run.given import recipe_for
             from packhouse.system.disks import check_cache, find_cache
 

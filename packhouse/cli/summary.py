@@ -14,14 +14,13 @@ from typing import Any
 from packhouse.auditing.gate import audit_rows
 from packhouse.auditing.inference import inference_line
 from packhouse.errors import HELD_BACK
-from packhouse.pack.gather import PackStatistics
 from packhouse.recipe.audit import QUALITY_COUNTERS
 from packhouse.recipe.model import preferences_in
 from packhouse.records.ledger import Filter, LedgerLine, filters_of, in_and_out, units_of
 from packhouse.run.chain import Prepared
 from packhouse.run.steps import STEPS
+from packhouse.run.steps.pack import SplitCounts
 from packhouse.run.steps.publish import Published
-from packhouse.run.steps.selection import SplitCounts
 from packhouse.run.steps.validate import ValidateFacts, render_counts
 from packhouse.store.manifest import Quality, read_audit
 from packhouse.system.escaping import for_markdown, markdown_table
@@ -62,9 +61,23 @@ def ledger_block(ledger: Sequence[LedgerLine], filters: Iterable[Filter]) -> Blo
         )
         for line, own in zip(ledger, cells, strict=True)
     ]
-    units = units_of(ledger)
-    reasons = [text for line in ledger for text in _reason_lines(line, *units[line.step])]
-    left_out = [
+    lines, units = [], units_of(ledger)
+    for line in ledger:
+        taken, given = units[line.step]
+        for what, unit in (
+            ("added", given),
+            ("quarantined", ""),
+            ("dropped", given if line.step == "format" else taken),
+            ("tokens_dropped", "token"),
+            ("tokens_added", "token"),
+        ):
+            if counts := getattr(line, what):
+                reasons = ", ".join(
+                    f"{reason} {counted(n, unit) if unit else f'{n:,}'}"
+                    for reason, n in sorted(counts.items())
+                )
+                lines.append(f"{line.step} {what.removeprefix('tokens_')}: {reasons}")
+    lines += [
         f"where of {each.source} dropped {each.filtered:,} of {counted(each.rows, 'row')}: "
         f"{each.where}"
         for each in filters
@@ -73,28 +86,11 @@ def ledger_block(ledger: Sequence[LedgerLine], filters: Iterable[Filter]) -> Blo
         title="ledger",
         columns=("step", *heads, "quarantined", "dropped", "tokens in", "tokens out"),
         rows=rows,
-        lines=(*reasons, *left_out),
+        lines=tuple(lines),
     )
 
 
-def _reason_lines(line: LedgerLine, taken: str, given: str) -> Iterator[str]:
-    """Yield the counts by reason of one step; `taken` and `given` are its units in and out."""
-    for what, unit in (
-        ("added", given),
-        ("quarantined", ""),
-        ("dropped", given if line.step == "format" else taken),
-        ("tokens_dropped", "token"),
-        ("tokens_added", "token"),
-    ):
-        if counts := getattr(line, what):
-            reasons = ", ".join(
-                f"{reason} {counted(n, unit) if unit else f'{n:,}'}"
-                for reason, n in sorted(counts.items())
-            )
-            yield f"{line.step} {what.removeprefix('tokens_')}: {reasons}"
-
-
-def splits_block(statistics: Mapping[str, PackStatistics], records: Mapping[str, int]) -> Block:
+def splits_of(published: Published) -> Block:
     """Return sizes of the splits, train before eval; a split without packs is omitted."""
     return Block(
         title="splits",
@@ -103,13 +99,13 @@ def splits_block(statistics: Mapping[str, PackStatistics], records: Mapping[str,
             (
                 split,
                 side.num_packs,
-                records[split],
+                published.sides[split].records,
                 side.num_tokens,
                 side.num_trained,
                 f"{side.fill:.2%}",
                 side.lower_bound,
             )
-            for split, side in sorted(statistics.items(), reverse=True)
+            for split, side in sorted(published.statistics.items(), reverse=True)
             if side.num_packs
         ],
     )
@@ -247,9 +243,17 @@ def print_report(prepared: Prepared) -> None:
         out.print(f"golden: {counted(prepared.golden, 'conversation')} unchanged")
     for target, name in published.mirrors.items():
         out.print(f"also in {target} ({name})")
-    print_text("steps: " + _steps_line(prepared))
+    steps = []
+    for row in _steps(prepared):
+        if row["cached"] == row["jobs"]:
+            steps.append(f"{row['step']} cached")
+        else:
+            cached = f"{row['cached']} of {row['jobs']} cached, " if row["cached"] else ""
+            steps.append(f"{row['step']} {cached}{row['seconds']:.1f} s")
+    print_text(f"steps: {', '.join(steps)}")
     if prepared.receipts:
-        echo(f"cache: {Path(prepared.receipts[0].folder).parents[2]}")  # not wrapped, to copy it
+        # `echo` does not wrap it, so that it can be copied.
+        echo(f"cache: {Path(prepared.receipts[0].folder).parents[2]}")
     if published.quarantine:
         rows = sum(line.num_bad_rows for line in prepared.ledger)
         out.print(f"quarantine: {counted(rows, 'row')} in {published.quarantine}")
@@ -257,12 +261,6 @@ def print_report(prepared: Prepared) -> None:
     is_latest = (published.ref, published.ref_version) == ("latest", prepared.version)
     for line in loading_lines(prepared, prepared.uri if is_latest else prepared.address):
         out.print(f"  {line}")
-
-
-def splits_of(published: Published) -> Block:
-    """Return sizes of the splits of a version; see `splits_block`."""
-    records = {str(name): side.records for name, side in published.sides.items()}
-    return splits_block({str(n): side for n, side in published.statistics.items()}, records)
 
 
 def loading_lines(prepared: Prepared, uri: str) -> list[str]:
@@ -376,14 +374,3 @@ def _steps(prepared: Prepared) -> list[dict[str, object]]:
             }
         )
     return rows
-
-
-def _steps_line(prepared: Prepared) -> str:
-    parts = []
-    for row in _steps(prepared):
-        if row["cached"] == row["jobs"]:
-            parts.append(f"{row['step']} cached")
-        else:
-            cached = f"{row['cached']} of {row['jobs']} cached, " if row["cached"] else ""
-            parts.append(f"{row['step']} {cached}{row['seconds']:.1f} s")
-    return ", ".join(parts)

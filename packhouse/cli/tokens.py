@@ -68,7 +68,17 @@ def tokenizer_of(opened: OpenVersion, tokenizers: Path) -> LoadSnapshot | None:
         files = fetch_tokenizer(opened.store, wanted)
         if files is None:
             return None
-        _write(files, folder)
+        staged = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
+        with disk_errors(folder.parent):
+            try:
+                staged.mkdir(parents=True)
+                for name, content in files.items():
+                    (staged / name).write_bytes(content)
+                # If another process was faster, its files stay: they are the same.
+                with suppress(OSError):
+                    os.replace(staged, folder)
+            finally:
+                shutil.rmtree(staged, ignore_errors=True)
     load = partial(load_snapshot, folder, tokenizers, pipeline)
     load()
     return load
@@ -78,20 +88,6 @@ def pipeline_of_version(opened: OpenVersion) -> PipelineChoice:
     """Return the pipeline that made the token IDs of a version."""
     settings = opened.manifest.facts.configuration.tokenize
     return "file" if settings.pipeline == "file" else "class"
-
-
-def _write(files: dict[str, bytes], folder: Path) -> None:
-    """Write a folder completely or not at all. If another process is faster, its copy is kept."""
-    staged = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
-    with disk_errors(folder.parent):
-        try:
-            staged.mkdir(parents=True)
-            for name, content in files.items():
-                (staged / name).write_bytes(content)
-            with suppress(OSError):  # another process was faster; the files are the same
-                os.replace(staged, folder)
-        finally:
-            shutil.rmtree(staged, ignore_errors=True)
 
 
 Mask = npt.NDArray[np.bool_]
@@ -143,7 +139,8 @@ def _whole(data: bytes) -> tuple[bytes, bytes]:
     r"""Split off an incomplete UTF-8 character at the end: b"a\xf0\x9f" -> b"a", b"\xf0\x9f"."""
     for back in range(1, min(3, len(data)) + 1):
         byte = data[-back]
-        if byte >= 0xC0:  # first byte of a character of 2 to 4 bytes: 110xxxxx, 1110xxxx, 11110xxx
+        # First byte of a character of 2 to 4 bytes: 110xxxxx, 1110xxxx, 11110xxx.
+        if byte >= 0xC0:
             size = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
             return (data[:-back], data[-back:]) if size > back else (data, b"")
         if byte < 0x80:  # ASCII; bytes in between (10xxxxxx) continue a character

@@ -13,7 +13,7 @@ import click
 from packhouse.cli.options import json_option, number_option
 from packhouse.cli.summary import audit_blocks, ledger_block, print_block
 from packhouse.errors import IntegrityError, VersionNotFoundError
-from packhouse.store.gc import GcReport, collect_garbage
+from packhouse.store.gc import collect_garbage
 from packhouse.store.layout import is_name, manifest_key, parse_address
 from packhouse.store.manifest import TABLES, Manifest
 from packhouse.store.objects import ObjectStore, open_store
@@ -70,25 +70,17 @@ def ls(place: str, as_json: bool) -> None:
     if folders & {"v", "refs"}:
         address = parse_address(place)
         _list_dataset(open_store(address.root), address.dataset, as_json)
-    else:
-        _list_root(store, sorted(folders), as_json)
-
-
-def _list_root(store: ObjectStore, datasets: Sequence[str], as_json: bool) -> None:
+        return
     rows: list[dict[str, Any]] = []
-    lines = []
-    all_damaged = []
-    for dataset in filter(is_name, datasets):  # a bucket may have other folders too
+    lines, all_damaged = [], []
+    # A bucket may have other folders too.
+    for dataset in sorted(filter(is_name, folders)):
         refs, damaged = scan_refs(store, dataset)
         all_damaged += damaged
         if refs or damaged or any(True for _ in store.list_folders(f"{dataset}/v/")):
-            rows.append(
-                {
-                    "dataset": dataset,
-                    "refs": {ref.name: ref.version for ref in refs},
-                    "moved": {ref.name: ref.note.time for ref in refs},
-                }
-            )
+            moved = {ref.name: ref.note.time for ref in refs}
+            versions = {ref.name: ref.version for ref in refs}
+            rows.append({"dataset": dataset, "refs": versions, "moved": moved})
             said = (f"{ref.name} -> {ref.version} {ref.note.time[:10]}".strip() for ref in refs)
             lines.append((dataset, ", ".join(said)))
     with warning_of(all_damaged):
@@ -99,15 +91,15 @@ def _list_root(store: ObjectStore, datasets: Sequence[str], as_json: bool) -> No
 
 
 def _list_dataset(store: ObjectStore, dataset: str, as_json: bool) -> None:
-    names: dict[str, list[str]] = {}
     refs, damaged_refs = scan_refs(store, dataset)
-    for ref in refs:
-        names.setdefault(ref.version, []).append(ref.name)
     versions, damaged = scan_versions(store, dataset)
-    rows = [
-        {"refs": names.get(m.version, []), "published": _published(store, m)} | _summary(m)
-        for m in versions
-    ]
+    rows = []
+    for manifest in versions:
+        # When it was committed, by the store's clock: manifests contain no times.
+        head = run(store, ask(ObjectStore.head, manifest_key(dataset, manifest.version)))
+        time = datetime.fromtimestamp(head.last_modified, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        names = [ref.name for ref in refs if ref.version == manifest.version]
+        rows.append({"refs": names, "published": time} | _summary(manifest))
     with warning_of([*damaged_refs, *damaged]):
         if as_json:
             echo_json(rows)
@@ -118,13 +110,6 @@ def _list_dataset(store: ObjectStore, dataset: str, as_json: bool) -> None:
             for row in rows
         ]
         print_table(columns, cells)
-
-
-def _published(store: ObjectStore, manifest: Manifest) -> str:
-    """Return when a version was committed, by the store's clock; manifests contain no times."""
-    key = manifest_key(manifest.dataset, manifest.version)
-    committed = datetime.fromtimestamp(run(store, ask(ObjectStore.head, key)).last_modified, UTC)
-    return committed.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _summary(manifest: Manifest) -> dict[str, object]:
@@ -430,40 +415,34 @@ def gc(dataset: str, delete: bool, grace_hours: float, as_json: bool) -> None:
     store, name = open_dataset(dataset)
     report = collect_garbage(store, name, grace_s=grace_hours * 3600, dry_run=not delete)
     if as_json:
-        echo_json(_gc_json(report))
+        echo_json(
+            {
+                "dry_run": report.dry_run,
+                "deleted": report.num_deleted,
+                "bytes": report.num_bytes,
+                "unfinished_uploads": report.num_unfinished_uploads,
+                "probes": report.num_probes,
+                "garbage": [
+                    {
+                        "version": garbage.version,
+                        "reason": garbage.reason,
+                        "bytes": garbage.num_bytes,
+                        "keys": [info.key for info in garbage.objects],
+                    }
+                    for garbage in report.garbage
+                ],
+            }
+        )
     else:
-        _print_gc(report)
+        rows = [(g.version, g.reason, len(g.objects), g.num_bytes) for g in report.garbage]
+        print_table(("version", "why", "objects", "bytes"), rows)
+        verb = f"deleted {report.num_deleted:,} objects"
+        if report.dry_run:
+            verb = "nothing deleted; add --delete"
+        echo(
+            f"{counted(report.num_bytes, 'byte')} of garbage, "
+            f"{counted(report.num_unfinished_uploads, 'unfinished upload')}, "
+            f"{counted(report.num_probes, 'object')} of store checks: {verb}"
+        )
     if any(garbage.reason == "damaged" for garbage in report.garbage):
         raise click.exceptions.Exit(IntegrityError.exit_code)
-
-
-def _print_gc(report: GcReport) -> None:
-    rows = [(g.version, g.reason, len(g.objects), g.num_bytes) for g in report.garbage]
-    print_table(("version", "why", "objects", "bytes"), rows)
-    verb = f"deleted {report.num_deleted:,} objects"
-    if report.dry_run:
-        verb = "nothing deleted; add --delete"
-    echo(
-        f"{counted(report.num_bytes, 'byte')} of garbage, "
-        f"{counted(report.num_unfinished_uploads, 'unfinished upload')}, "
-        f"{counted(report.num_probes, 'object')} of store checks: {verb}"
-    )
-
-
-def _gc_json(report: GcReport) -> dict[str, object]:
-    return {
-        "dry_run": report.dry_run,
-        "deleted": report.num_deleted,
-        "bytes": report.num_bytes,
-        "unfinished_uploads": report.num_unfinished_uploads,
-        "probes": report.num_probes,
-        "garbage": [
-            {
-                "version": garbage.version,
-                "reason": garbage.reason,
-                "bytes": garbage.num_bytes,
-                "keys": [info.key for info in garbage.objects],
-            }
-            for garbage in report.garbage
-        ],
-    }

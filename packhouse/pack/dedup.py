@@ -38,9 +38,9 @@ from packhouse.pack.splitting import join_groups
 from packhouse.recipe import DedupConfig
 from packhouse.records.identity import conversation_ids, number_all_rows
 from packhouse.records.lists import flat_list, list_array, list_items, one_chunk, string_bytes
-from packhouse.records.messages import FlatMessages
+from packhouse.records.messages import ASSISTANT, SYSTEM, FlatMessages
 from packhouse.registry import function_of_addon
-from packhouse.system.arrays import Bools, Float64s, Int64s, Uint32s, Uint64s
+from packhouse.system.arrays import Float64s, Int64s, Uint32s, Uint64s
 from packhouse.system.fingerprint import library_versions
 from packhouse.system.plugins import import_extra
 
@@ -178,8 +178,19 @@ def fingerprint_table(
     shingles, offsets = np.zeros(0, np.uint32), np.zeros(num_rows + 1, np.int64)
     minhashes = np.zeros((num_rows, 0), np.uint32)
     if config.near != "ignore":
-        shingles, offsets = _all_shingles(validated, config)
-        minhashes = _minhashes(shingles, offsets, config.near_permutations)
+        blocks = [
+            _shingles(validated.slice(start, _BLOCK_ROWS), config)
+            for start in range(0, num_rows, _BLOCK_ROWS)
+        ]
+        shingles = np.concatenate([shingles, *(block for block, _ in blocks)])
+        counts = [np.zeros(0, np.int64), *(np.diff(bounds) for _, bounds in blocks)]
+        offsets = np.append(0, np.cumsum(np.concatenate(counts)))
+        minhashes = np.empty((num_rows, config.near_permutations), np.uint32)
+        sketch = _sketch(config.near_permutations)
+        for row, (start, end) in enumerate(pairwise(offsets.tolist())):
+            sketch.clear()
+            sketch.update_batch(shingles[start:end].tolist())
+            minhashes[row] = sketch.hashvalues
     width = minhashes.shape[1]
     columns = [
         conversation_ids(messages, *asides, label_names=label_names),
@@ -196,52 +207,49 @@ def _normal(texts: pa.Array) -> pa.Array:
     return pc.utf8_trim_whitespace(pc.replace_substring_regex(composed, r"[\s\pZ]+", " "))
 
 
-def _all_shingles(validated: pa.Table, config: DedupConfig) -> tuple[Uint32s, Int64s]:
-    """Return the sorted distinct shingles of each row in one array, and the offsets of rows."""
-    shingles, offsets = [np.zeros(0, np.uint32)], [np.zeros(1, np.int64)]
-    for start in range(0, validated.num_rows, _BLOCK_ROWS):
-        made, bounds = _shingles(validated.slice(start, _BLOCK_ROWS), config)
-        shingles.append(made)
-        offsets.append(bounds[1:] + offsets[-1][-1])
-    return np.concatenate(shingles), np.concatenate(offsets)
-
-
 def _shingles(validated: pa.Table, config: DedupConfig) -> tuple[Uint32s, Int64s]:
-    texts, rows, is_answer = _texts_of(validated)
+    """Return the sorted distinct shingles of each row in one array, and the offsets of rows."""
+    flat = FlatMessages.of(validated["messages"])
+    text_columns, row_parts, answer_parts = [], [], []
+    for name in _TEXTS:
+        has = flat.has(name) & (flat.roles != SYSTEM)
+        if has.any():
+            text_columns.append(flat[name].filter(pa.array(has)))
+            row_parts.append(flat.rows[has])
+            answer_parts.append(flat.roles[has] == ASSISTANT)
+    texts = pa.chunked_array(text_columns, pa.string()).combine_chunks()
+    rows = np.concatenate([np.zeros(0, np.int64), *row_parts])
+    is_answer = np.concatenate([np.zeros(0, np.bool_), *answer_parts])
     words = words_of(texts)
     numbers, offsets = hash_words(words.values), words.offsets
     if config.near_unit == "characters":
         numbers, offsets = _characters(words)
-    starts, lengths = _runs(offsets, config.near_ngram)
+    # Every run of words or characters that is within one text. Texts of 4 and 2 words, runs of 3:
+    # starts 0, 1 and 4, lengths 3, 3 and 2.
+    sizes, starts = np.diff(offsets), np.arange(offsets[-1])
+    ends, is_first = np.repeat(offsets[1:], sizes), starts == np.repeat(offsets[:-1], sizes)
+    starts = starts[(starts + config.near_ngram <= ends) | is_first]
+    lengths = np.minimum(config.near_ngram, ends[starts] - starts)
     hashes = np.empty(len(starts), np.uint64)
     for length in np.unique(lengths).tolist():  # a text shorter than a run is one shorter run
         chosen = lengths == length
         hashes[chosen] = run_hashes(numbers, starts[chosen], length)
     text = np.searchsorted(offsets, starts, "right") - 1
     parts = [_keys(rows[text], hashes, is_answer[text])]
-    parts.append(_wordless(texts, offsets, rows, is_answer))
-    parts.append(_labels(validated))
+    # A text without any word, such as `:-)`, is one shingle.
+    wordless = np.flatnonzero((sizes == 0) & (np.asarray(pc.binary_length(texts)) > 0))
+    hashes = hash_words(texts.take(pa.array(wordless)))
+    parts.append(_keys(rows[wordless], hashes, is_answer[wordless]))
+    # So is a class label, which is the answer of its row.
+    labels = one_chunk(validated["label"])
+    labelled = np.flatnonzero(labels.is_valid().to_numpy(zero_copy_only=False))
+    hashes = hash_words(pc.drop_null(labels).cast(pa.string()))
+    parts.append(_keys(labelled, hashes, np.ones(len(labelled), np.bool_)))
     # Row 2 with shingle 16 has key 2 * 2**32 + 16, so sorting groups keys by row, and row r starts
     # at the first key of at least r * 2**32.
     keys = np.unique(np.concatenate(parts))
     bounds = np.searchsorted(keys, np.arange(validated.num_rows + 1, dtype=np.uint64) << 32)
     return (keys & np.uint64(0xFFFFFFFF)).astype(np.uint32), bounds.astype(np.int64)
-
-
-def _texts_of(validated: pa.Table) -> tuple[pa.Array, Int64s, Bools]:
-    """Return all texts except system prompts, their rows, and a mask of the assistant's texts."""
-    flat = FlatMessages.of(validated["messages"])
-    row, is_answer, wanted = flat.rows, flat.is_role("assistant"), ~flat.is_role("system")
-    texts, rows, sides = [], [], []
-    for name in _TEXTS:
-        if flat[name].null_count < len(row):
-            has = wanted & flat.has(name)
-            texts.append(flat[name].filter(pa.array(has)))
-            rows.append(row[has])
-            sides.append(is_answer[has])
-    if not texts:
-        return pa.array([], pa.string()), row[:0], is_answer[:0]
-    return pa.concat_arrays(texts), np.concatenate(rows), np.concatenate(sides)
 
 
 def _characters(words: Words) -> tuple[Uint64s, Int64s]:
@@ -253,54 +261,11 @@ def _characters(words: Words) -> tuple[Uint64s, Int64s]:
     return points.astype(np.uint64) + np.uint64(1), np.append(0, np.cumsum(sizes))
 
 
-def _runs(offsets: Int64s, length: int) -> tuple[Int64s, Int64s]:
-    """Return the start and length of every run of words or characters that is within one text.
-
-    Texts of 4 and 2 words, runs of 3 -> starts 0, 1 and 4, lengths 3, 3 and 2.
-    """
-    sizes = np.diff(offsets)
-    starts = np.arange(offsets[-1])
-    ends = np.repeat(offsets[1:], sizes)
-    is_first = starts == np.repeat(offsets[:-1], sizes)
-    starts = starts[(starts + length <= ends) | is_first]
-    return starts, np.minimum(length, ends[starts] - starts)
-
-
 def _keys(rows: Int64s, hashes: Uint64s, is_answer: object) -> Uint64s:
     """Combine row and shingle into one number that sorts by row, then shingle."""
     mixed = (hashes ^ (hashes >> np.uint64(31))) >> np.uint64(32)
     shingle = (mixed & np.uint64(0xFFFFFFFE)) | np.asarray(is_answer).astype(np.uint64)
     return (rows.astype(np.uint64) << np.uint64(32)) | shingle
-
-
-def _wordless(texts: pa.Array, offsets: Int64s, rows: Int64s, is_answer: Bools) -> Uint64s:
-    """Return a key for each text without any word, such as `:-)`."""
-    places = np.flatnonzero((np.diff(offsets) == 0) & (np.asarray(pc.binary_length(texts)) > 0))
-    if not len(places):
-        return np.zeros(0, np.uint64)
-    hashes = hash_words(texts.take(pa.array(places)))
-    return _keys(rows[places], hashes, is_answer[places])
-
-
-def _labels(validated: pa.Table) -> Uint64s:
-    """Return a key for each class label, which is the answer of its row."""
-    labels = one_chunk(validated["label"])
-    if labels.null_count == len(labels):
-        return np.zeros(0, np.uint64)
-    rows = np.flatnonzero(labels.is_valid().to_numpy(zero_copy_only=False))
-    hashes = hash_words(pc.drop_null(labels).cast(pa.string()))
-    return _keys(rows, hashes, np.ones(len(rows), np.bool_))
-
-
-def _minhashes(shingles: Uint32s, offsets: Int64s, num_permutations: int) -> Uint32s:
-    """Return the MinHash of each row's shingles, shape [num_rows, num_permutations]."""
-    sketch = _sketch(num_permutations)
-    made = np.empty((len(offsets) - 1, num_permutations), np.uint32)
-    for row, (start, end) in enumerate(pairwise(offsets.tolist())):
-        sketch.clear()
-        sketch.update_batch(shingles[start:end].tolist())
-        made[row] = sketch.hashvalues
-    return made
 
 
 def _sketch(num_permutations: int) -> Any:

@@ -73,8 +73,15 @@ def exact_completion(counts: Int64s, seq_len: int) -> Patterns:
     rows: list[tuple[int, int, int, int]] = []
     num_packs = 0
     while shelf.num:
-        pattern = _fill_one(shelf, seq_len)
-        repeats = 1
+        pattern: dict[int, int] = {}
+        space, repeats = seq_len, 1
+        while length := shelf.longest(space):
+            # Always start with the longest: it would be hardest to place later.
+            chosen = _choose(shelf, space, length) if pattern else {length: 1}
+            for each, times in chosen.items():
+                pattern[each] = pattern.get(each, 0) + times
+                shelf.take(each, times)
+                space -= each * times
         # Repeat the same pack as often as the counts allow.
         again = min(shelf.counts[length] // times for length, times in pattern.items())
         if again:
@@ -205,20 +212,6 @@ class _Shelf:
             if rest and self.counts[first] >= 1 + (rest[0] == first) + (rest[1] == first):
                 return first, *rest
         return None
-
-
-def _fill_one(shelf: _Shelf, seq_len: int) -> dict[int, int]:
-    """Remove the sequences of one pack from the shelf, and return their number by length."""
-    pattern: dict[int, int] = {}
-    space = seq_len
-    while length := shelf.longest(space):
-        # Always start with the longest: it would be hardest to place later.
-        chosen = _choose(shelf, space, length) if pattern else {length: 1}
-        for each, times in chosen.items():
-            pattern[each] = pattern.get(each, 0) + times
-            shelf.take(each, times)
-            space -= each * times
-    return pattern
 
 
 def _choose(shelf: _Shelf, space: int, longest: int) -> dict[int, int]:

@@ -9,7 +9,7 @@ Cost: 2 ns per token for labels, 2 ns for positions.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Literal, NoReturn
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -289,7 +289,7 @@ def check_packed(
     table: pa.Table | pa.RecordBatch,
     seq_len: int,
     vocab_size: int,
-    layout: Literal["labels", "compact"] = "compact",
+    layout: Layout = "compact",
     *,
     allow_untrained: bool = False,
     first_row: int = 0,
@@ -309,157 +309,128 @@ def check_packed(
         ContractError: a value breaks the contract; has `row`, `column`, `index` and `value`.
     """
     for batch in table.to_batches() if isinstance(table, pa.Table) else [table]:
-        if batch.num_rows:
-            rows = _Rows(batch, first_row)
-            rows.check_lengths(seq_len)
-            rows.check_ids(vocab_size)
-            trained = rows.trained_by_labels() if layout == "labels" else rows.trained_by_ranges()
-            rows.check_trained(trained, allow_untrained)
-            rows.check_optional(trained)
+        for fault in _faults(batch, seq_len, vocab_size, layout, allow_untrained):
+            if not fault.bad.any():
+                continue
+            at = int(np.argmax(fault.bad))
+            row, index, value = at, 0, None
+            said = " " + fault.said.format(*(each[at] for each in fault.values))
+            if fault.offsets is not None:
+                row = int(np.searchsorted(fault.offsets, at, side="right")) - 1
+                index = at - int(fault.offsets[row])
+                shown = "".join(f"= {each[at]} " for each in fault.values)
+                value = fault.values[0][at].item() if fault.values else None
+                said = f"[{index}] {shown}{fault.said}"
+            raise ContractError(
+                f"packed row {first_row + row:,}: {fault.column}{said}",
+                row=first_row + row,
+                column=fault.column,
+                index=index,
+                value=value,
+            )
         first_row += batch.num_rows
 
 
-class _Rows:
-    """A batch as flat arrays; column `x` of row `i` is `x[x_offsets[i]:x_offsets[i + 1]]`."""
+class _Fault(NamedTuple):
+    """A rule of packed rows, with a mask of the rows or values that break it."""
 
-    def __init__(self, batch: pa.RecordBatch, first_row: int) -> None:
-        self.batch = batch
-        self.names = batch.schema.names
-        self.first_row = first_row
-        for name in self.names:
-            column = one_chunk(batch[name])
-            if name in ("label", "range_weights"):  # null is allowed: no class; all weights are 1
-                continue
-            if column.null_count:
-                row = int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
-                self._refuse(name, row, 0, "is null")
-            items = column.flatten()
-            if items.null_count:
-                offsets = list_offsets(column)
-                is_null = items.is_null().to_numpy(zero_copy_only=False)
-                self._refuse_first(name, is_null, None, offsets - offsets[0], "is null")
-        self.ids, self.offsets = flat_list(batch["input_ids"])
-        self.seq_lengths, self.seq_offsets = flat_list(batch["seq_lengths"])
+    column: str
+    bad: Bools
+    said: str
+    """Text after the column; for rows, a format string for `values`."""
+    values: tuple[Values, ...] = ()
+    """Numbers that the text shows, each of the shape of `bad`."""
+    offsets: Values | None = None
+    """Offset of each row's values; None if `bad` is a mask of rows."""
 
-    def check_lengths(self, seq_len: int) -> None:
-        num_tokens = np.diff(self.offsets)
-        if (num_tokens > seq_len).any():
-            row = int(np.argmax(num_tokens > seq_len))
-            said = f"has {num_tokens[row]:,} tokens, over seq_len {seq_len:,}"
-            self._refuse("input_ids", row, 0, said)
-        if (num_tokens == 0).any():
-            self._refuse("input_ids", int(np.argmax(num_tokens == 0)), 0, "has no token")
-        limit = "is not a positive number of tokens"
-        self._refuse_sequences(self.seq_lengths < 1, limit)
-        totals = np.concatenate([[0], np.cumsum(self.seq_lengths, dtype=np.int64)])
-        self._compare("seq_lengths", np.diff(totals[self.seq_offsets]), num_tokens, "tokens")
-        record_ids = list_offsets(one_chunk(self.batch["record_ids"]))
-        num_sequences = np.diff(self.seq_offsets)
-        self._compare("record_ids", np.diff(record_ids), num_sequences, "seq_lengths")
 
-    def check_ids(self, vocab_size: int) -> None:
-        # As unsigned, a negative id becomes huge (-1 is 4,294,967,295), so one pass finds both.
-        if len(self.ids) and int(self.ids.view(np.uint32).max()) >= vocab_size:
-            bad = self.ids.view(np.uint32) >= vocab_size
-            limit = f"is outside the vocabulary of {vocab_size:,}"
-            self._refuse_first("input_ids", bad, self.ids, self.offsets, limit)
+def _unequal(column: str, found: Values, due: Values, what: str) -> _Fault:
+    """Return the rows whose number of values differs from the number required."""
+    sums = "add up to" if column == "seq_lengths" else "are"
+    said = f"{sums} {{:,}}, but it has {{:,}} {what}"
+    return _Fault(column, found != due, said, (found, due))
 
-    def trained_by_labels(self) -> Bools:
-        labels = self._per_token("labels")
+
+def _faults(
+    batch: pa.RecordBatch, seq_len: int, vocab_size: int, layout: Layout, allow_untrained: bool
+) -> Iterator[_Fault]:
+    """Yield each rule with its breaches; a rule may assume that all earlier ones hold."""
+    for name in batch.schema.names:
+        column = one_chunk(batch[name])
+        if name in ("label", "range_weights"):  # null is allowed: no class; all weights are 1
+            continue
+        yield _Fault(name, np.asarray(column.is_null(), np.bool_), "is null")
+        items, starts = column.flatten(), list_offsets(column)
+        if items.null_count:
+            is_null = np.asarray(items.is_null(), np.bool_)
+            yield _Fault(name, is_null, "is null", offsets=starts - starts[0])
+    ids, offsets = flat_list(batch["input_ids"])
+    lengths, bounds = flat_list(batch["seq_lengths"])
+    num_tokens = np.diff(offsets)
+    said = f"has {{:,}} tokens, over seq_len {seq_len:,}"
+    yield _Fault("input_ids", num_tokens > seq_len, said, (num_tokens,))
+    yield _Fault("input_ids", num_tokens == 0, "has no token")
+    said = "is not a positive number of tokens"
+    yield _Fault("seq_lengths", lengths < 1, said, (lengths,), bounds)
+    totals = np.append(0, np.cumsum(lengths, dtype=np.int64))
+    yield _unequal("seq_lengths", np.diff(totals[bounds]), num_tokens, "tokens")
+    num_names = np.diff(list_offsets(one_chunk(batch["record_ids"])))
+    yield _unequal("record_ids", num_names, np.diff(bounds), "seq_lengths")
+    # As unsigned, a negative id becomes huge (-1 is 4,294,967,295), so one pass finds both.
+    if int(ids.view(np.uint32).max(initial=0)) >= vocab_size:
+        said = f"is outside the vocabulary of {vocab_size:,}"
+        yield _Fault("input_ids", ids.view(np.uint32) >= vocab_size, said, (ids,), offsets)
+    flat: dict[str, Values] = {}
+    for name in ("labels", "position_ids", "loss_weights"):
+        if name in batch.schema.names:
+            flat[name], starts = flat_list(batch[name])
+            yield _unequal(name, np.diff(starts), num_tokens, "tokens")
+    ranges = None if layout == "labels" else read_ranges(batch["trained_ranges"])
+    if ranges is None:
+        labels = flat["labels"]
         trained = np.asarray(labels != IGNORE_INDEX)
-        bad = (labels != self.ids) & trained
-        limit = f"is neither its token's id nor {IGNORE_INDEX}"
-        self._refuse_first("labels", bad, labels, self.offsets, limit)
-        return trained
-
-    def trained_by_ranges(self) -> Bools:
-        ranges = read_ranges(self.batch["trained_ranges"])
+        said = f"is neither its token's id nor {IGNORE_INDEX}"
+        yield _Fault("labels", (labels != ids) & trained, said, (labels,), offsets)
+    else:
         # Row 0 has ranges (1, 3) and (4, 6), row 1 has (0, 2): rows are [0 0 1], first of their row
         # [1 0 1], and previous ends in the row [0 3 0].
         row = ranges.row_of_each()
         is_first = np.diff(row, prepend=-1) != 0
-        is_over = ranges.ends > np.diff(self.offsets)[row]
-        end_before = np.where(is_first, 0, np.concatenate([[0], ranges.ends])[:-1])
-        for bad, limit in (
+        end_before = np.where(is_first, 0, np.append(0, ranges.ends)[:-1])
+        for bad, said in (
             (ranges.starts < end_before, "is before the end of the previous range, or negative"),
             (ranges.starts >= ranges.ends, "starts an empty range"),
-            (is_over, "starts a range that ends after the row's last token"),
+            (ranges.ends > num_tokens[row], "starts a range that ends after the row's last token"),
         ):
-            self._refuse_first("trained_ranges", bad, ranges.starts, ranges.offsets, limit)
-        base = self.offsets[:-1][row]
-        return trained_mask(ranges.starts + base, ranges.ends + base, len(self.ids))
-
-    def check_trained(self, trained: Bools, allow_untrained: bool) -> None:
-        # Lengths [3 2 4] start at tokens [0 3 5] of the batch, regardless of packs.
-        starts = np.cumsum(self.seq_lengths, dtype=np.int64) - self.seq_lengths
-        limit = "tokens long, has a trained first token, predicted from the record before it"
-        self._refuse_sequences(trained[starts], limit)
-        if not allow_untrained:  # a pack holds at least one record, so this covers packs too
-            num_trained = np.add.reduceat(trained, starts, dtype=np.int64)
-            self._refuse_sequences(num_trained == 0, "tokens long, has no trained token")
-
-    def check_optional(self, trained: Bools) -> None:
-        """Check `position_ids`, `loss_weights` and `range_weights` if the rows have them."""
-        if "position_ids" in self.names:
-            positions = self._per_token("position_ids")
-            bad = positions != position_ids(self.seq_lengths)
-            limit = "does not count up from 0 at its sequence's first token"
-            self._refuse_first("position_ids", bad, positions, self.offsets, limit)
-        if "loss_weights" in self.names:
-            weights = self._per_token("loss_weights")
-            odd, limit = ~np.isfinite(weights) | (weights < 0), "is not a weight"
-            self._refuse_first("loss_weights", odd, weights, self.offsets, limit)
-            bad = (weights > 0) != trained
-            limit = "is over 0 where the token is not trained, or 0 where it is"
-            self._refuse_first("loss_weights", bad, weights, self.offsets, limit)
-        if "range_weights" in self.names:
-            column = one_chunk(self.batch["range_weights"])
-            is_given = column.is_valid().to_numpy(zero_copy_only=False)
-            num_weights = column.value_lengths().fill_null(0).to_numpy()
-            due = np.where(is_given, read_ranges(self.batch["trained_ranges"]).counts(), 0)
-            self._compare("range_weights", num_weights, due, "trained ranges")
-            weights = column.drop_null().flatten().to_numpy(zero_copy_only=False)
-            offsets = np.concatenate([[0], np.cumsum(due)])
-            bad = ~np.isfinite(weights) | (weights <= 0)
-            self._refuse_first("range_weights", bad, weights, offsets, "is not a weight over 0")
-
-    def _per_token(self, column: str) -> Values:
-        """Return the values of a column that must have one value per token."""
-        values, offsets = flat_list(self.batch[column])
-        self._compare(column, np.diff(offsets), np.diff(self.offsets), "tokens")
-        return values
-
-    def _compare(self, column: str, found: Values, due: Values, what: str) -> None:
-        """Reject the first row whose number of values differs from the number required."""
-        if not np.array_equal(found, due):
-            row = int(np.argmax(found != due))
-            sums = "add up to" if column == "seq_lengths" else "are"
-            said = f"{sums} {found[row]:,}, but it has {due[row]:,} {what}"
-            self._refuse(column, row, 0, said)
-
-    def _refuse_sequences(self, bad: Bools, limit: str) -> None:
-        self._refuse_first("seq_lengths", bad, self.seq_lengths, self.seq_offsets, limit)
-
-    def _refuse_first(
-        self, column: str, bad: Bools, values: Values | None, offsets: Values, limit: str
-    ) -> None:
-        """Reject the first bad value, if any, naming its row and its index in the row."""
-        if bad.any():
-            at = int(np.argmax(bad))
-            row = int(np.searchsorted(offsets, at, side="right")) - 1
-            index = at - int(offsets[row])
-            value = None if values is None else values[at].item()
-            said = f"[{index}] {'' if values is None else f'= {values[at]} '}{limit}"
-            self._refuse(column, row, index, said, value)
-
-    def _refuse(
-        self, column: str, row: int, index: int, said: str, value: object = None
-    ) -> NoReturn:
-        row += self.first_row
-        raise ContractError(
-            f"packed row {row:,}: {column}{'' if said.startswith('[') else ' '}{said}",
-            row=row,
-            column=column,
-            index=index,
-            value=value,
-        )
+            yield _Fault("trained_ranges", bad, said, (ranges.starts,), ranges.offsets)
+        base = offsets[:-1][row]
+        trained = trained_mask(ranges.starts + base, ranges.ends + base, len(ids))
+    # Lengths [3 2 4] start at tokens [0 3 5] of the batch, regardless of packs.
+    starts = np.cumsum(lengths, dtype=np.int64) - lengths
+    said = "tokens long, has a trained first token, predicted from the record before it"
+    yield _Fault("seq_lengths", trained[starts], said, (lengths,), bounds)
+    if not allow_untrained and len(starts):  # a pack has a record, so this covers packs too
+        untrained = np.add.reduceat(trained, starts, dtype=np.int64) == 0
+        said = "tokens long, has no trained token"
+        yield _Fault("seq_lengths", untrained, said, (lengths,), bounds)
+    if "position_ids" in flat:
+        positions = flat["position_ids"]
+        bad = positions != position_ids(lengths)
+        said = "does not count up from 0 at its sequence's first token"
+        yield _Fault("position_ids", bad, said, (positions,), offsets)
+    if "loss_weights" in flat:
+        weights = flat["loss_weights"]
+        bad = ~np.isfinite(weights) | (weights < 0)
+        yield _Fault("loss_weights", bad, "is not a weight", (weights,), offsets)
+        said = "is over 0 where the token is not trained, or 0 where it is"
+        yield _Fault("loss_weights", (weights > 0) != trained, said, (weights,), offsets)
+    if ranges is not None and "range_weights" in batch.schema.names:
+        column = one_chunk(batch["range_weights"])
+        is_given = column.is_valid().to_numpy(zero_copy_only=False)
+        due = np.where(is_given, ranges.counts(), 0)
+        num_weights = column.value_lengths().fill_null(0).to_numpy()
+        yield _unequal("range_weights", num_weights, due, "trained ranges")
+        weights = column.drop_null().flatten().to_numpy(zero_copy_only=False)
+        bad = ~np.isfinite(weights) | (weights <= 0)
+        starts = np.append(0, np.cumsum(due))
+        yield _Fault("range_weights", bad, "is not a weight over 0", (weights,), starts)

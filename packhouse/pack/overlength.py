@@ -18,8 +18,8 @@ from packhouse.records.lists import read_ranges
 from packhouse.system.arrays import Bools, Bytes, Int32s, Int64s
 
 # Reason codes of `Admitted.reasons` by number. `duplicate` and `near_duplicate` come from
-# `packhouse.pack.dedup`, `sampled_out` from `packhouse.run.steps.selection`, and `contaminated`
-# from the search for benchmarks.
+# `packhouse.pack.dedup`, `sampled_out` from `packhouse.run.steps.pack`, and `contaminated` from
+# the search for benchmarks.
 REASONS = (
     "kept",
     "over_seq_len",

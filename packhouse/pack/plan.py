@@ -214,7 +214,18 @@ def _assign(
     Lengths [5, 3, 2, 6] and two patterns with one pack each, 6 + 2 and 5 + 3: sorted by length, the
     sequences are [2, 1, 0, 3], so the packs are [3, 2] and [0, 1], in an order set by `seed`.
     """
-    by_length = _permuted_by_length(lengths, seed)
+    by_length: IndexArray
+    if seed is None:
+        by_length = _compact(np.argsort(lengths, kind="stable"), len(lengths))
+    else:
+        # Put the length into the upper half and the shuffle key of the index into the lower one.
+        # One integer sort then orders both, without a separate index array.
+        keys = lengths.astype(np.uint64)
+        keys <<= np.uint64(32)
+        keys |= shuffle_keys(len(lengths), seed)
+        keys.sort()
+        indices = keys_to_indices(keys.astype(np.uint32), seed)
+        by_length = indices.view(np.int32) if len(indices) < 2**31 else indices.astype(np.int64)
     num_packs, per_pack = patterns.num_packs, patterns.per_pack
     new_place = np.empty(patterns.total_packs, dtype=np.int64)
     new_place[_shuffled(patterns.total_packs, seed)] = np.arange(patterns.total_packs)
@@ -248,13 +259,10 @@ def _assign(
         within = count_up(times)
         order[np.repeat(target, times) + within] = by_length[np.repeat(source, times) + within]
     plan = _plan_of(order, sizes, lengths, seq_len, strategy)
-    return _longest_first(plan, lengths) if seed is None else plan
-
-
-def _longest_first(plan: PackPlan, lengths: Lengths) -> PackPlan:
-    """Sort the sequences of each pack, longest first, then packs by their first sequence."""
-    sizes = np.diff(plan.pack_offsets)
-    pack = np.repeat(np.arange(plan.num_packs), sizes)
+    if seed is not None:
+        return plan
+    # Sort the sequences of each pack, longest first, then packs by their first sequence.
+    pack = np.repeat(np.arange(plan.num_packs), np.diff(plan.pack_offsets))
     rank = -lengths.astype(np.int64)
     order = plan.order[np.lexsort((plan.order, rank[plan.order], pack))]
     first = order[plan.pack_offsets[:-1]]
@@ -278,20 +286,6 @@ def _row_blocks(num_packs: Int64s) -> Iterator[slice]:
         last = int(np.searchsorted(ends, before + _BLOCK_RUNS, side="right"))
         yield slice(first, max(last, first + 1))
         first = max(last, first + 1)
-
-
-def _permuted_by_length(lengths: Lengths, seed: int | None) -> IndexArray:
-    """Return sequence indices by ascending length; `seed` shuffles equal lengths."""
-    if seed is None:
-        return _compact(np.argsort(lengths, kind="stable"), len(lengths))
-    # Put the length into the upper half and the shuffle key of the index into the lower one. One
-    # integer sort then orders both, without a separate index array.
-    keys = lengths.astype(np.uint64)
-    keys <<= np.uint64(32)
-    keys |= shuffle_keys(len(lengths), seed)
-    keys.sort()
-    indices = keys_to_indices(keys.astype(np.uint32), seed)
-    return indices.view(np.int32) if len(indices) < 2**31 else indices.astype(np.int64)
 
 
 def _plan_of(

@@ -26,9 +26,9 @@ import pyarrow.compute as pc
 from packhouse.recipe import FormatConfig
 from packhouse.records.identity import rename
 from packhouse.records.lists import one_chunk
-from packhouse.records.messages import ROLES, FlatMessages
+from packhouse.records.messages import ASSISTANT, ROLES, SYSTEM, FlatMessages, num_bytes
 from packhouse.records.tables import MESSAGE
-from packhouse.system.arrays import Bools, Float32s, Int64s
+from packhouse.system.arrays import Bools, Float32s
 
 _TRAINED, _SCALED, _CONTEXT = 8, 16, 32
 
@@ -53,6 +53,8 @@ class Conversations:
     messages: FlatMessages
     """Messages, including system turns that the recipe adds. `weight` is the final weight: the
     message's own, times that of the row."""
+    weights: Float32s
+    """Final weight of each message; 0: not trained."""
     context: pa.Array
     """Context of each message; null if it has none or an empty one."""
     is_plain: Bools
@@ -71,23 +73,35 @@ class Conversations:
         """Read the columns, add the recipe's system turn where missing, and decide weights."""
         flat = FlatMessages.of(table["messages"])
         if config.system is not None:
-            flat = _put_system(flat, config.system)
+            # Offsets [0 2 4] and row 1 has no system turn: messages become [0 1 4 2 3], where 4 is
+            # the new message, and offsets [0 2 5].
+            lacking = np.flatnonzero(flat.sums(flat.roles == SYSTEM) == 0)
+            message = pa.array([{"role": "system", "content": config.system}], MESSAGE)
+            num_messages = len(flat.values)
+            order = np.insert(np.arange(num_messages), flat.offsets[lacking], num_messages)
+            values = pa.concat_arrays([flat.values, message]).take(pa.array(order))
+            added = np.zeros(len(flat.offsets), np.int64)
+            added[lacking + 1] = 1
+            flat = FlatMessages(values, flat.offsets + np.cumsum(added))
         row_weights = pc.fill_null(one_chunk(table["weight"]), 1).to_numpy()
         weights = flat.decide_weights(config) * np.repeat(row_weights, flat.counts)
-        given = one_chunk(table["tools"]), one_chunk(table["arguments"])
-        tools, arguments = _with_defaults(*given, config)
-        rich = np.zeros(len(flat), np.bool_)
-        for name in ("reasoning", "tool_calls", "tool_call_id", "name", "part_weights"):
-            if flat[name].null_count != len(flat):
-                rich |= flat.has(name)
-        is_plain = ~flat.any(rich)
-        for aside in (tools, arguments):
-            is_plain &= np.asarray(aside.is_null(), np.bool_)
+        tools, arguments = one_chunk(table["tools"]), one_chunk(table["arguments"])
+        given = config.chat_template_kwargs
+        if given.get("tools"):
+            tools = pc.fill_null(tools, json.dumps(given["tools"]))
+        if given.get("documents"):
+            own = {"documents": given["documents"]}
+            texts = [json.dumps(own | json.loads(text or "{}")) for text in arguments.to_pylist()]
+            arguments = pa.array(texts, pa.string())
+        names = ("reasoning", "tool_calls", "tool_call_id", "name", "part_weights")
+        is_rich = np.logical_or.reduce([flat.has(name) for name in names])
+        is_bare = pc.and_(tools.is_null(), arguments.is_null())
         blank = pc.equal(pc.fill_null(flat["context"], ""), "")
         return cls(
             messages=flat.replace(weight=pa.array(weights, pa.float32())),
             context=pc.if_else(blank, pa.scalar(None, pa.string()), flat["context"]),
-            is_plain=is_plain,
+            weights=weights,
+            is_plain=(flat.sums(is_rich) == 0) & np.asarray(is_bare),
             source=one_chunk(table["source"]),
             row=one_chunk(table["row"]),
             tools=tools,
@@ -95,16 +109,6 @@ class Conversations:
             label=one_chunk(table["label"]),
             row_weights=row_weights,
         )
-
-    @property
-    def num_rows(self) -> int:
-        """Number of conversations."""
-        return len(self.row)
-
-    @property
-    def starts(self) -> Int64s:
-        """Offset of the first message of each conversation, shape [num_rows + 1]."""
-        return self.messages.offsets
 
     def name_of(self, number: int) -> str:
         """Return the source and row of a conversation, as in lineage."""
@@ -115,7 +119,7 @@ class Conversations:
 
         Without `with_context`, messages with and without context have the same code.
         """
-        codes, weight = self.messages.role_codes().astype(np.int64), self.weights
+        codes, weight = self.messages.roles.astype(np.int64), self.weights
         codes |= np.where(weight > 0, np.where(weight != 1, _TRAINED | _SCALED, _TRAINED), 0)
         if with_context:
             codes |= np.where(self.context.is_valid().to_numpy(False), _CONTEXT, 0)
@@ -137,10 +141,11 @@ class Conversations:
         # Append each row's code to those of its messages: messages [1 9 | 1 9 9] and rows [5 6]
         # become [1 9 5 1 9 9 6], cut at [0 3 7]. Viewed as binary values of 8 bytes per code, Arrow
         # finds the equal ones.
-        codes = np.insert(codes, self.starts[1:], row_codes)
-        bounds = (self.starts + np.arange(len(self.starts))) * 8
+        starts = self.messages.offsets
+        codes = np.insert(codes, starts[1:], row_codes)
+        bounds = (starts + np.arange(len(starts))) * 8
         keys = pa.Array.from_buffers(
-            pa.large_binary(), self.num_rows, [None, pa.py_buffer(bounds), pa.py_buffer(codes)]
+            pa.large_binary(), len(self.row), [None, pa.py_buffer(bounds), pa.py_buffer(codes)]
         )
         rows = np.flatnonzero(wanted)
         encoded = pc.dictionary_encode(keys.take(pa.array(rows)))
@@ -153,22 +158,12 @@ class Conversations:
     def are_long(self, max_bytes: int, max_answers: int, config: FormatConfig) -> Bools:
         """Return a mask of long rows with many answers, whose history templates may rewrite."""
         messages = self.messages
-        is_answer = messages.is_role("assistant") & (self.weights > 0)
-        size = messages.num_bytes("content") + messages.num_bytes("reasoning")
+        is_answer = (messages.roles == ASSISTANT) & (self.weights > 0)
+        size = num_bytes(messages["content"]) + num_bytes(messages["reasoning"])
         are_long = (messages.sums(size) > max_bytes) & (messages.sums(is_answer) > max_answers)
         if config.turns == "joined" and are_long.any():  # only reasoning is left out of history
-            are_long &= messages.any(has_thinking(messages))
+            are_long &= messages.sums(has_thinking(messages)) > 0
         return np.asarray(are_long)
-
-    @property
-    def weights(self) -> np.ndarray:
-        """Weight of each message, float32 [num_messages]; 0: not trained."""
-        return np.asarray(self.messages["weight"].to_numpy())
-
-    def weights_of(self, message: int, rows: np.ndarray) -> np.ndarray:
-        """Return the weight of a message in each row; for -1, a label's text, that of the row."""
-        own = self.row_weights[rows] if message < 0 else self.weights[self.starts[rows] + message]
-        return np.asarray(own)
 
     def messages_of(
         self, rows: np.ndarray
@@ -178,45 +173,17 @@ class Conversations:
         for first in range(0, len(rows), 512):
             block = pa.array(rows[first : first + 512])
             talks = lists.take(block)
-            items = _dicts(talks.flatten())
+            flat = talks.flatten()
+            names = [f.name for f in flat.type if flat.field(f.name).null_count != len(flat)]
+            values = zip(*(flat.field(name).to_pylist() for name in names), strict=True)
             columns = talks.value_lengths(), self.tools.take(block), self.arguments.take(block)
             for length, *given in zip(*(each.to_pylist() for each in columns), strict=True):
-                yield [next(items) for _ in range(length)], tuple(given)
+                own = (zip(names, next(values), strict=True) for _ in range(length))
+                yield [{n: v for n, v in each if v is not None} for each in own], tuple(given)
 
 
 DEFAULTS = ("tools", "documents")
 """Template arguments of the recipe that apply to rows without their own."""
-
-
-def _with_defaults(
-    tools: pa.Array, arguments: pa.Array, config: FormatConfig
-) -> tuple[pa.Array, pa.Array]:
-    given = config.chat_template_kwargs
-    if given.get("tools"):
-        tools = pc.fill_null(tools, json.dumps(given["tools"]))
-    if given.get("documents"):
-        own = {"documents": given["documents"]}
-        texts = [json.dumps(own | json.loads(text or "{}")) for text in arguments.to_pylist()]
-        arguments = pa.array(texts, pa.string())
-    return tools, arguments
-
-
-def _put_system(flat: FlatMessages, system: str) -> FlatMessages:
-    lacking = np.flatnonzero(~flat.any(flat.is_role("system")))
-    message = pa.array([{"role": "system", "content": system}], MESSAGE)
-    # Offsets [0 2 4] and row 1 has no system turn: messages become [0 1 4 2 3], where 4 is the new
-    # message, and offsets [0 2 5].
-    order = np.insert(np.arange(len(flat)), flat.offsets[lacking], len(flat))
-    added = np.zeros(len(flat.offsets), np.int64)
-    added[lacking + 1] = 1
-    values = pa.concat_arrays([flat.values, message]).take(pa.array(order))
-    return FlatMessages(values, flat.offsets + np.cumsum(added))
-
-
-def _dicts(values: pa.StructArray) -> Iterator[dict[str, object]]:
-    names = [f.name for f in values.type if values.field(f.name).null_count != len(values)]
-    for items in zip(*(values.field(name).to_pylist() for name in names), strict=True):
-        yield {n: item for n, item in zip(names, items, strict=True) if item is not None}
 
 
 def make_shape(codes: np.ndarray) -> Shape:
@@ -250,7 +217,8 @@ def has_thinking(messages: FlatMessages) -> Bools:
     # A regular expression, because RE2 jumps from "<" to "<" at 0.2 ns per byte; match_substring
     # takes 2 ns.
     is_tagged = np.asarray(pc.match_substring_regex(messages["content"], "</?think>"), np.bool_)
-    return messages.is_role("assistant") & ((messages.num_bytes("reasoning") > 0) | is_tagged)
+    has_reasoning = (num_bytes(messages["reasoning"]) > 0) | is_tagged
+    return np.asarray((messages.roles == ASSISTANT) & has_reasoning)
 
 
 def is_unclosed(content: str) -> bool:
@@ -329,7 +297,8 @@ def strip_thinking(
     if config.reasoning == "keep":
         return table, {}
     messages = FlatMessages.of(table["messages"])
-    at = np.flatnonzero(has_thinking(messages))
+    is_thinking = has_thinking(messages)
+    at = np.flatnonzero(is_thinking)
     if not len(at):
         return table, {}
     answers = messages.values.take(pa.array(at))
@@ -343,9 +312,9 @@ def strip_thinking(
         is_silent = is_weighed & np.asarray(answers.field("tool_calls").is_null())
         is_silent &= [not content.strip() for content in said]
         refused = dict.fromkeys(row_of[is_silent].tolist(), "only_thinking") | refused
-        is_thinking = np.isin(np.arange(len(messages)), at)
         content = pc.replace_with_mask(messages["content"], is_thinking, pa.array(said))
-        stripped = messages.replace(content=content, reasoning=pa.nulls(len(messages), pa.string()))
+        none = pa.nulls(len(is_thinking), pa.string())
+        stripped = messages.replace(content=content, reasoning=none)
         table = stripped.put_into(table)
         table = rename(table, np.isin(np.arange(table.num_rows), row_of))
     return table, {row: (code, REASONS[code]) for row, code in refused.items()}

@@ -116,10 +116,10 @@ class Counted(Protocol):
 
 
 def ledger_of(receipts: Iterable[Counted]) -> list[LedgerLine]:
-    """Add up the receipts of a run by step, and check the result with `check_ledger`.
+    """Add up the receipts of a run by step, and check that nothing was lost.
 
     Raises:
-        ContractError: the ledger does not add up.
+        ContractError: rows or tokens were lost in a step or between two steps.
     """
     lines: dict[str, LedgerLine] = {}
     for receipt in receipts:
@@ -128,16 +128,6 @@ def ledger_of(receipts: Iterable[Counted]) -> list[LedgerLine]:
             line = LedgerLine(step=receipt.step, **counts)
             lines[receipt.step] = _add(lines[receipt.step], line) if receipt.step in lines else line
     ledger = list(lines.values())
-    check_ledger(ledger)
-    return ledger
-
-
-def check_ledger(ledger: Sequence[LedgerLine]) -> None:
-    """Check each line, and that each step received what the previous step returned.
-
-    Raises:
-        ContractError: rows or tokens were lost in a step or between two steps.
-    """
     for line in ledger:
         line.check()
     for before, after in itertools.pairwise(ledger):
@@ -153,6 +143,7 @@ def check_ledger(ledger: Sequence[LedgerLine]) -> None:
                 f"but '{after.step}' received {after.tokens_in}",
                 step=after.step,
             )
+    return ledger
 
 
 def check_quarantine(

@@ -30,18 +30,13 @@ class Ranges:
     ends: Int32s
     offsets: Offsets
 
-    @property
-    def num_rows(self) -> int:
-        """Number of rows."""
-        return len(self.offsets) - 1
-
     def counts(self) -> Offsets:
         """Return the number of ranges of each row."""
         return np.diff(self.offsets)
 
     def row_of_each(self) -> Int64s:
         """Return the row of each range."""
-        return np.repeat(np.arange(self.num_rows), self.counts())
+        return np.repeat(np.arange(len(self.offsets) - 1), self.counts())
 
 
 def one_chunk(column: pa.ChunkedArray | pa.Array) -> pa.Array:
@@ -52,19 +47,16 @@ def one_chunk(column: pa.ChunkedArray | pa.Array) -> pa.Array:
     kind = column.type
     is_view = pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind)
     if is_view or pa.types.is_fixed_size_list(kind):
-        chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
-        kind = pa.large_list(column.type.value_type)
-        column = pa.chunked_array([_plain_list(chunk) for chunk in chunks], kind)
+        plain = []
+        for chunk in column.chunks if isinstance(column, pa.ChunkedArray) else [column]:
+            # Not with pyarrow's cast, which loses the rows of a sliced view.
+            lengths = pc.fill_null(pc.list_value_length(chunk), 0).to_numpy(zero_copy_only=False)
+            offsets = pa.array(np.append(0, np.cumsum(lengths, dtype=np.int64)))
+            plain.append(pa.LargeListArray.from_arrays(offsets, chunk.flatten()))
+        column = pa.chunked_array(plain, pa.large_list(column.type.value_type))
     if isinstance(column, pa.ChunkedArray):
         return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     return column
-
-
-def _plain_list(array: pa.Array) -> pa.Array:
-    """Convert to a plain list array. pyarrow's own cast loses the rows of a sliced view."""
-    lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
-    offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-    return pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), array.flatten())
 
 
 def list_offsets(array: pa.Array) -> Offsets:
@@ -89,7 +81,9 @@ def flat_list(column: pa.ChunkedArray | pa.Array) -> tuple[np.ndarray, Offsets]:
         ([7, 8, 9, 5, 6], [0, 3, 5])
     """
     array = one_chunk(column)
-    return _zero_based(array.values.to_numpy(zero_copy_only=True), list_offsets(array))
+    values, offsets = array.values.to_numpy(zero_copy_only=True), list_offsets(array)
+    # A slice shares the buffers of the whole array, so its offsets begin anywhere.
+    return values[offsets[0] : offsets[-1]], offsets - offsets[0]
 
 
 def list_items(column: pa.ChunkedArray | pa.Array) -> tuple[pa.Array, Int64s]:
@@ -105,14 +99,6 @@ def list_items(column: pa.ChunkedArray | pa.Array) -> tuple[pa.Array, Int64s]:
     return array.values.slice(offsets[0], offsets[-1] - offsets[0]), offsets - offsets[0]
 
 
-def _zero_based(values: np.ndarray, offsets: Offsets) -> tuple[np.ndarray, Offsets]:
-    """Return the lists with offsets that start at 0 and no values outside them.
-
-    A slice of an Arrow array shares the buffers of the whole one, so its offsets begin anywhere.
-    """
-    return values[offsets[0] : offsets[-1]], offsets - offsets[0]
-
-
 def string_bytes(column: pa.ChunkedArray | pa.Array) -> tuple[Bytes, Offsets]:
     """Return the UTF-8 bytes of a string column, and the offsets of its rows, starting at 0.
 
@@ -121,7 +107,8 @@ def string_bytes(column: pa.ChunkedArray | pa.Array) -> tuple[Bytes, Offsets]:
     array = one_chunk(column)
     data = array.buffers()[2] if len(array) else None
     values = np.frombuffer(data, dtype=np.uint8) if data is not None else np.empty(0, np.uint8)
-    return _zero_based(values, list_offsets(array))
+    offsets = list_offsets(array)
+    return values[offsets[0] : offsets[-1]], offsets - offsets[0]
 
 
 def read_ranges(column: pa.ChunkedArray | pa.Array) -> Ranges:
@@ -133,11 +120,9 @@ def read_ranges(column: pa.ChunkedArray | pa.Array) -> Ranges:
         >>> ranges.starts.tolist(), ranges.ends.tolist(), ranges.offsets.tolist()
         ([1], [3], [0, 1, 1])
     """
-    array = one_chunk(column)
-    offsets = list_offsets(array)
-    spans = array.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
+    spans, offsets = list_items(column)
     starts, ends = (field.to_numpy(zero_copy_only=True) for field in spans.flatten())
-    return Ranges(starts, ends, offsets - offsets[0])
+    return Ranges(starts, ends, offsets)
 
 
 def count_up(counts: npt.NDArray[np.integer], dtype: type[np.integer] = np.int64) -> np.ndarray:
@@ -187,8 +172,7 @@ def flat_weights(column: pa.Array, counts: npt.NDArray[np.integer]) -> Float32s 
         >>> flat_weights(column, np.array([2, 1])).tolist()
         [0.5, 1.0, 1.0]
     """
-    if isinstance(column, pa.ChunkedArray):
-        column = column.combine_chunks()
+    column = one_chunk(column)
     if column.null_count == len(column):
         return None
     weights = np.ones(int(counts.sum()), np.float32)

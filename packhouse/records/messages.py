@@ -9,8 +9,9 @@ Roles are a closed set. Readers rename `human`, `gpt` and `observation`. A conve
 other role is quarantined; the message is never dropped or rendered.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -58,7 +59,7 @@ REASONS = {
 """Reason code -> sentence, where `{at}` is the 0-based number of the message. If several apply, the
 first one wins."""
 
-_SYSTEM, USER, ASSISTANT, _TOOL, UNKNOWN = range(5)
+SYSTEM, USER, ASSISTANT, TOOL, UNKNOWN = range(5)
 _CODES = list(REASONS)
 
 
@@ -73,16 +74,13 @@ def assemble(columns: Mapping[str, pa.Array], counts: Int64s) -> pa.Array:
         Array of type `tables.CONVERSATION`.
     """
     num_messages = int(counts.sum())
-    arrays = [
-        columns[f.name] if f.name in columns else pa.nulls(num_messages, f.type) for f in MESSAGE
-    ]
-    if num_messages == 0:
-        arrays = [pa.array([], f.type) for f in MESSAGE]
+    given = columns if num_messages else {}  # an empty column may have the type null
+    arrays = [given[f.name] if f.name in given else pa.nulls(num_messages, f.type) for f in MESSAGE]
     values = pa.StructArray.from_arrays(arrays, fields=list(MESSAGE))
     return FlatMessages(values, np.append(0, np.cumsum(counts))).to_lists()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class FlatMessages:
     """Flat view of the messages of many conversations, as columns, without copying.
 
@@ -91,8 +89,8 @@ class FlatMessages:
     Example:
         >>> turns = [{"role": role, "content": "Hi"} for role in ("user", "assistant")]
         >>> flat = FlatMessages.of(pa.array([turns, [], turns[:1]], CONVERSATION))
-        >>> flat.rows.tolist(), flat.is_role("user").tolist(), flat["content"].to_pylist()
-        ([0, 0, 2], [True, False, True], ['Hi', 'Hi', 'Hi'])
+        >>> flat.rows.tolist(), flat.roles.tolist(), flat["content"].to_pylist()
+        ([0, 0, 2], [1, 2, 1], ['Hi', 'Hi', 'Hi'])
     """
 
     values: pa.StructArray
@@ -105,54 +103,35 @@ class FlatMessages:
         """View a column of type `tables.CONVERSATION`."""
         return cls(*list_items(conversations))
 
-    def __len__(self) -> int:
-        """Return the number of messages."""
-        return len(self.values)
-
     def __getitem__(self, field: str) -> pa.Array:
         """Return a field of all messages."""
         return self.values.field(field)
 
-    @property
+    @cached_property
     def counts(self) -> Int64s:
         """Number of messages of each conversation."""
         return np.diff(self.offsets)
 
-    @property
+    @cached_property
     def rows(self) -> Int64s:
         """Conversation of each message."""
-        return np.repeat(np.arange(len(self.offsets) - 1), self.counts)
+        return np.repeat(np.arange(len(self.counts)), self.counts)
 
-    def role_codes(self) -> npt.NDArray[np.int8]:
-        """Return the role of each message as its index in `ROLES`, or `UNKNOWN`."""
+    @cached_property
+    def roles(self) -> npt.NDArray[np.int8]:
+        """Role of each message as its index in `ROLES`, or `UNKNOWN`."""
         found = pc.index_in(self["role"], value_set=pa.array(ROLES))
         return np.asarray(pc.fill_null(found, UNKNOWN)).astype(np.int8)
-
-    def is_role(self, role: str) -> Bools:
-        """Return a mask of the messages with the role."""
-        return np.asarray(pc.equal(self["role"], role), np.bool_)
 
     def has(self, field: str) -> Bools:
         """Return a mask of the messages whose field is not null; it may be empty."""
         return np.asarray(self[field].is_valid(), np.bool_)
-
-    def num_bytes(self, field: str) -> Int64s:
-        """Return the byte length of a text field in each message; 0 for null."""
-        return num_bytes(self[field])
 
     def sums(self, values: Int64s | Bools) -> Int64s:
         """Add up values of messages within each conversation."""
         # Values [5 1 2], offsets [0 2 3]: the running sums [0 5 6 8] at the offsets are [0 6 8], so
         # the conversations have 6 and 2.
         return np.diff(np.append(0, np.cumsum(values))[self.offsets])
-
-    def any(self, flags: Bools) -> Bools:
-        """Return a mask of the conversations with a flagged message."""
-        return np.asarray(self.sums(flags) > 0)
-
-    def is_blank(self, name: str) -> Bools:
-        """Return a mask of the messages whose text field is null or only white space."""
-        return np.asarray(num_bytes(pc.utf8_ltrim_whitespace(self[name])) == 0)
 
     def replace(self, **fields: pa.Array) -> "FlatMessages":
         """Return the messages with some fields replaced."""
@@ -191,7 +170,7 @@ class FlatMessages:
             >>> flat.decide_weights(FormatConfig()).tolist()
             [0.0, 0.5, 1.0, 1.0]
         """
-        roles = self.role_codes()
+        roles = self.roles
         if config.train_on == "all" or config.template == "text":
             is_trained = np.ones(len(roles), np.bool_)
         else:
@@ -209,7 +188,7 @@ class FlatMessages:
             weights = np.where(np.isnan(own), weights, own).astype(np.float32)
         never = [ROLES.index(name) for name in config.never_train]
         if config.train_on != "all":
-            never.append(_TOOL)
+            never.append(TOOL)
         weights[np.isin(roles, never)] = 0
         return weights
 
@@ -251,109 +230,81 @@ def role_violations(
         {0: ('consecutive_user', 'message 1 is a user turn right after a user turn')}
     """
     flat = FlatMessages.of(messages)
-    codes = flat.role_codes()
-    worst = _Worst(flat.offsets)
-    worst.add_rows("empty_conversation", flat.counts == 0)
-    if answers == "tokens":
-        worst.add_rows("nothing_trained", ~flat.any(codes == ASSISTANT))
-        return worst.report()
-    _check_order(worst, flat, codes, answers, refused_orders)
-    if answers == "required":
-        _check_ends(worst, flat, codes, allow_ends_on_user)
-    _check_texts(worst, flat, codes, max_chars)
-    return worst.report()
-
-
-class _Worst:
-    """Collects, per conversation, the first reason in the order of REASONS, and its message."""
-
-    def __init__(self, offsets: Int64s) -> None:
-        self.offsets = offsets
-        self.reason = np.full(len(offsets) - 1, len(_CODES), np.int64)
-        self.at = np.zeros(len(offsets) - 1, np.int64)
-
-    def add_rows(self, reason: str, bad: Bools) -> None:
-        self._add(reason, np.flatnonzero(bad), None)
-
-    def add_messages(self, reason: str, bad: Bools) -> None:
-        # Bad messages [1 2 5], conversations at offsets [0 3 6]: rows [0 0 1], first of each [1 5].
-        places = np.flatnonzero(bad)
-        if not len(places):
-            return
-        rows = np.searchsorted(self.offsets, places, side="right") - 1
-        rows, first = np.unique(rows, return_index=True)
-        self._add(reason, rows, places[first])
-
-    def _add(self, reason: str, rows: Int64s, places: Int64s | None) -> None:
+    worst = np.full(len(flat.counts), len(_CODES), np.int64)  # lowest reason of each conversation
+    at = np.zeros(len(flat.counts), np.int64)  # number of its message
+    for reason, bad in _broken_rules(flat, allow_ends_on_user, refused_orders, answers, max_chars):
+        rows = places = np.flatnonzero(bad)
+        if "{at}" in REASONS[reason]:
+            # Bad messages [1 2 5], conversations at offsets [0 3 6]: rows [0 0 1], first of each
+            # [1 5].
+            rows = np.searchsorted(flat.offsets, places, side="right") - 1
+            rows, first = np.unique(rows, return_index=True)
+            places = places[first]
         code = _CODES.index(reason)
-        earlier = self.reason[rows] > code
-        rows = rows[earlier]
-        self.reason[rows] = code
-        if places is not None:
-            self.at[rows] = places[earlier] - self.offsets[rows]
-
-    def report(self) -> dict[int, tuple[str, str]]:
-        bad = np.flatnonzero(self.reason < len(_CODES)).tolist()
-        found = ((row, _CODES[self.reason[row]], self.at[row]) for row in bad)
-        return {row: (reason, REASONS[reason].format(at=at)) for row, reason, at in found}
+        is_first = worst[rows] > code
+        rows = rows[is_first]
+        worst[rows], at[rows] = code, places[is_first] - flat.offsets[rows]
+    reasons = {row: _CODES[worst[row]] for row in np.flatnonzero(worst < len(_CODES)).tolist()}
+    return {row: (code, REASONS[code].format(at=at[row])) for row, code in reasons.items()}
 
 
-def _check_order(
-    worst: _Worst,
+def _broken_rules(
     flat: FlatMessages,
-    codes: npt.NDArray[np.int8],
-    answers: Answers,
+    allow_ends_on_user: bool,
     refused_orders: Collection[TurnOrder],
-) -> None:
-    is_first = np.zeros(len(codes) + 1, np.bool_)
+    answers: Answers,
+    max_chars: int | None,
+) -> Iterator[tuple[str, Bools]]:
+    """Yield reasons with masks of the bad messages, or of conversations if no message is named."""
+    roles = flat.roles
+    yield "empty_conversation", flat.counts == 0
+    has_answer = flat.sums(roles == ASSISTANT) > 0
+    if answers == "tokens":
+        yield "nothing_trained", ~has_answer
+        return
+    is_first = np.zeros(len(roles) + 1, np.bool_)  # an empty last conversation starts at the end
     is_first[flat.offsets[:-1]] = True
     is_first = is_first[:-1]
     # Role of the previous message, or -1 for the first: system user | user -> -1 system | -1.
-    before = np.where(is_first, -1, np.roll(codes, 1))
+    before = np.where(is_first, -1, np.roll(roles, 1))
     call_before = ~is_first & np.roll(flat.has("tool_calls"), 1)
-    opens = (before == -1) | (before == _SYSTEM)
-    worst.add_messages("unknown_role", codes == UNKNOWN)
+    yield "unknown_role", roles == UNKNOWN
+    opens = (before == -1) | (before == SYSTEM)
     orders: dict[TurnOrder, Bools] = {
-        "system_not_first": (codes == _SYSTEM) & ~is_first,
-        "starts_with_assistant": (codes == ASSISTANT) & opens & (answers != "text"),
-        "consecutive_user": (codes == USER) & (before == USER),
-        "consecutive_assistant": (codes == ASSISTANT) & (before == ASSISTANT),
+        "system_not_first": (roles == SYSTEM) & ~is_first,
+        "starts_with_assistant": (roles == ASSISTANT) & opens & (answers != "text"),
+        "consecutive_user": (roles == USER) & (before == USER),
+        "consecutive_assistant": (roles == ASSISTANT) & (before == ASSISTANT),
     }
     for order in refused_orders:
-        worst.add_messages(order, orders[order])
-    follows = ((before == ASSISTANT) & call_before) | (before == _TOOL)
-    worst.add_messages("tool_result_without_call", (codes == _TOOL) & ~follows)
-    worst.add_messages("call_without_result", (codes != _TOOL) & call_before)
-
-
-def _check_ends(
-    worst: _Worst, flat: FlatMessages, codes: npt.NDArray[np.int8], allow_ends_on_user: bool
-) -> None:
-    worst.add_rows("no_assistant", ~flat.any(codes == ASSISTANT))
-    last = np.full(len(flat.counts), -1, np.int8)
-    full = flat.counts > 0
-    last[full] = codes[flat.offsets[1:][full] - 1]
-    if not allow_ends_on_user:
-        worst.add_rows("ends_on_user", last == USER)
-    worst.add_rows("ends_on_tool", last == _TOOL)
-
-
-def _check_texts(
-    worst: _Worst, flat: FlatMessages, codes: npt.NDArray[np.int8], max_chars: int | None
-) -> None:
-    blank = flat.is_blank("content")
+        yield order, orders[order]
+    follows = ((before == ASSISTANT) & call_before) | (before == TOOL)
+    yield "tool_result_without_call", (roles == TOOL) & ~follows
+    yield "call_without_result", (roles != TOOL) & call_before
+    if answers == "required":
+        yield "no_assistant", ~has_answer
+        last = np.full(len(flat.counts), -1, np.int8)
+        full = flat.counts > 0
+        last[full] = roles[flat.offsets[1:][full] - 1]
+        yield "ends_on_user", (last == USER) & (not allow_ends_on_user)
+        yield "ends_on_tool", last == TOOL
+    blank = num_bytes(pc.utf8_ltrim_whitespace(flat["content"])) == 0
     if blank.any():
-        worst.add_messages("empty_prompt", blank & (codes == USER) & flat.is_blank("context"))
-        untrained = np.asarray(pc.fill_null(flat["weight"], 1.0)) == 0
-        silent = flat.is_blank("tool_calls") & flat.is_blank("reasoning") & ~untrained
-        worst.add_messages("empty_answer", blank & (codes == ASSISTANT) & silent)
+        no_context, no_call, no_reasoning = (
+            num_bytes(pc.utf8_ltrim_whitespace(flat[name])) == 0
+            for name in ("context", "tool_calls", "reasoning")
+        )
+        yield "empty_prompt", (roles == USER) & blank & no_context
+        is_trained = np.asarray(pc.fill_null(flat["weight"], 1.0)) != 0
+        silent = blank & no_call & no_reasoning & is_trained
+        yield "empty_answer", (roles == ASSISTANT) & silent
     for column in map(flat.__getitem__, TEXT_FIELDS):
         if column.null_count == len(column):
             continue
         # Look at all bytes and lengths at once; texts are searched only if one may break a rule.
         if string_bytes(column)[0].min(initial=1) == 0:
             has_nul = pc.match_substring_regex(column, r"\x00")
-            worst.add_messages("control", np.asarray(pc.fill_null(has_nul, False)))
+            yield "control", np.asarray(pc.fill_null(has_nul, False))
         if max_chars is not None and num_bytes(column).max(initial=0) > max_chars:
             num_chars = np.asarray(pc.fill_null(pc.utf8_length(column), 0))
-            worst.add_messages("too_many_chars", num_chars > max_chars)
+            yield "too_many_chars", num_chars > max_chars

@@ -11,7 +11,7 @@ So a pair is counted, packed, split and dropped as a whole, like any record. All
 flat arrays.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from packhouse.records.lists import (
+    Offsets,
     count_up,
     flat_list,
     list_array,
@@ -157,30 +158,26 @@ def join_sides(chosen: pa.Table, rejected: pa.Table) -> tuple[pa.Table, Faults]:
     faults = of_rejected | check_answers(chosen)
     good = np.setdiff1d(np.arange(chosen.num_rows), list(faults))
     chosen_good, rejected_good = (table.take(pa.array(good)) for table in (chosen, rejected))
-    sides = [_Side(chosen_good), _Side(rejected_good)]
-    is_same_prompt = _are_equal(sides, [side.num_prompt for side in sides])
-    is_same = _are_equal(sides, [side.num_tokens for side in sides])
+    tokens = [flat_list(table["input_ids"]) for table in (chosen_good, rejected_good)]
+    prompts = [
+        read_ranges(table["trained_ranges"]).starts for table in (chosen_good, rejected_good)
+    ]
+    is_same_prompt = _are_equal(tokens, prompts)
+    is_same = _are_equal(tokens, [np.diff(offsets) for _, offsets in tokens])
     faults |= dict.fromkeys(good[~is_same_prompt].tolist(), _OTHER_PROMPT)
     faults |= dict.fromkeys(good[is_same].tolist(), _SAME)
     kept = pa.array(is_same_prompt & ~is_same)
     return _joined(chosen_good.filter(kept), rejected_good.filter(kept)), faults
 
 
-class _Side:
-    """Flat tokens of one side's sequences."""
-
-    def __init__(self, table: pa.Table) -> None:
-        self.ids, self.offsets = flat_list(table["input_ids"])
-        self.num_tokens = np.diff(self.offsets)
-        self.num_prompt = read_ranges(table["trained_ranges"]).starts
-
-
-def _are_equal(sides: list[_Side], lengths: list[npt.NDArray[np.integer]]) -> Bools:
+def _are_equal(
+    sides: list[tuple[np.ndarray, Offsets]], lengths: Sequence[npt.NDArray[np.integer]]
+) -> Bools:
     """Return a mask of rows whose first `lengths` tokens are the same on both sides."""
     is_equal = np.asarray(lengths[0] == lengths[1], np.bool_)
     counts = np.where(is_equal, lengths[0], 0)
     rows, within = np.repeat(np.arange(len(counts)), counts), count_up(counts)
-    first, second = (side.ids[side.offsets[:-1][rows] + within] for side in sides)
+    first, second = (ids[offsets[:-1][rows] + within] for ids, offsets in sides)
     is_equal[rows[first != second]] = False
     return is_equal
 

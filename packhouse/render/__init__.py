@@ -16,11 +16,10 @@ from packhouse.recipe import FormatConfig
 from packhouse.recipe.settings import TEMPLATES, is_renderer
 from packhouse.registry import function_of_addon
 from packhouse.render.chat import ChatEngine
-from packhouse.render.renderer import Rendered, Renderer
+from packhouse.render.renderer import Rendered, Renderer, WindowRule
 from packhouse.render.rows import RowRenderer
 from packhouse.render.sandbox import pinned_date
 from packhouse.render.single_turn import SINGLE_TURN, make_single_turn
-from packhouse.render.windows import WindowRule
 from packhouse.system.plugins import find_plugin, pip_install
 from packhouse.tokenize.encoders import TokenizerSnapshot, TokenLimit, ends_of
 

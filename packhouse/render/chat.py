@@ -22,6 +22,7 @@ from packhouse.errors import TemplateError
 from packhouse.recipe import FormatConfig
 from packhouse.records.conversations import DEFAULTS, Conversations, has_thinking
 from packhouse.records.lists import weights_column
+from packhouse.records.messages import num_bytes
 from packhouse.render.chat_messages import parse_given
 from packhouse.render.compiled import CompiledRow, Filling, compile_row
 from packhouse.render.field_columns import FieldColumns, new_numbers
@@ -48,14 +49,6 @@ MIN_PROVEN_ROWS = 16  # a compiled template for at least so many rows is always 
 NUM_PROVEN = 8  # compiled templates per part that are proven even with fewer rows
 
 
-class _Known:
-    """Known shapes, with the compiled template of each."""
-
-    def __init__(self) -> None:
-        self.numbers = new_numbers()
-        self.compiled: dict[bytes, list[CompiledRow]] = {}
-
-
 class ChatEngine:
     """Renders conversations with one Jinja template."""
 
@@ -63,7 +56,8 @@ class ChatEngine:
         self, rows: RowRenderer, config: FormatConfig, limit: TokenLimit | None = None
     ) -> None:
         self._rows, self._config, self._limit = rows, config, limit
-        self._known = _Known()
+        self._numbers = new_numbers()
+        self._compiled: dict[bytes, list[CompiledRow]] = {}  # by shape
         self._is_proven = True
         self._is_checked = False
 
@@ -76,25 +70,29 @@ class ChatEngine:
     def render(self, conversations: Conversations) -> Texts:
         """Render shape by shape if possible, other rows one by one."""
         self._check(conversations)
-        part = _Part(self._rows, self._config, conversations, self._known)
-        is_long = np.zeros(conversations.num_rows, np.bool_)
+        is_long = np.zeros(len(conversations.row), np.bool_)
         if self._limit:
             is_long = conversations.are_long(self._limit.max_tokens, MAX_PROVEN, self._config)
+        filled, notes = concat_filled([]), Counter[str]()
         if self._is_proven:
-            part.fill(is_long)
-            if max(len(self._known.compiled), len(self._known.numbers)) > MAX_SHAPES:
-                self._known = _Known()
-        filled = part.filling.filled()
-        if not part.is_proven(filled):  # never observed; if it happens, Jinja renders every row
-            self._is_proven = False
-            part = _Part(self._rows, self._config, conversations, self._known)
-            filled = part.filling.filled()
-        alone = np.ones(conversations.num_rows, np.bool_)
+            filled, notes, samples = self._fill(conversations, is_long)
+            if samples:
+                proof = render_rows(self._rows, conversations, np.array(sorted(samples), np.int64))
+                taken = filled.take(np.flatnonzero(np.isin(filled.rows, samples)))
+                self._is_proven = (
+                    not proof.refused
+                    and np.array_equal(taken.rows, proof.filled.rows)
+                    and np.array_equal(taken.extents, proof.filled.extents)
+                    and taken.texts.equals(proof.filled.texts)
+                )
+            if not self._is_proven:  # never observed; if it happens, Jinja renders every row
+                filled, notes = concat_filled([]), Counter[str]()
+        alone = np.ones(len(conversations.row), np.bool_)
         alone[filled.rows] = False
         limits = dict.fromkeys(np.flatnonzero(is_long).tolist(), self._limit)
         texts = render_rows(self._rows, conversations, np.flatnonzero(alone), limits)
         texts.filled = concat_filled([some for some in (filled, texts.filled) if len(some.rows)])
-        texts.notes.update(part.notes)
+        texts.notes.update(notes)
         # Rows with an argument that the template never looks up: {"enable_thinkin": true}
         arguments = Counter(conversations.arguments.drop_null().to_pylist())
         known = self._rows.template.names | {*DEFAULTS}
@@ -117,7 +115,7 @@ class ChatEngine:
         if is_whole or config.thought_end is not None or self._rows.facts.writes_thoughts:
             return
         messages = conversations.messages
-        is_lost = (messages.num_bytes("reasoning") > 0) & (conversations.weights > 0)
+        is_lost = (num_bytes(messages["reasoning"]) > 0) & (conversations.weights > 0)
         if is_lost.any():
             first = messages.rows[np.argmax(is_lost)]
             # If every prompt opens a thought, an answer without one is refused, so `strip` does not
@@ -137,86 +135,67 @@ class ChatEngine:
                 f"without. {advice[0].upper()}{advice[1:]}{self._rows.argument_advice}"
             )
 
+    def _fill(
+        self, conversations: Conversations, is_alone: Bools
+    ) -> tuple[Filled, Counter[str], list[int]]:
+        """Fill rows shape by shape, except those to be rendered alone and those of rare shapes.
 
-class _Part:
-    """A part being filled: rows that share a shape; the others are left for Jinja."""
-
-    def __init__(
-        self, rows: RowRenderer, config: FormatConfig, conversations: Conversations, known: _Known
-    ) -> None:
-        self._rows, self._config, self._all, self._known = rows, config, conversations, known
-        self._columns = FieldColumns(conversations, known.numbers, form=lambda: rows.form)
-        self._learnt: list[Int64s] = []
-        """Rows of each new compiled template."""
-        self.filling = Filling(conversations, self._columns)
-        self.notes: Counter[str] = Counter()
-
-    def fill(self, is_alone: Bools) -> None:
-        """Fill rows shape by shape, except those to be rendered alone."""
-        messages = self._all.messages
+        Returns:
+            The filled rows, their counts, and a sample of rows for each new compiled template.
+        """
+        messages = conversations.messages
+        columns = FieldColumns(conversations, self._numbers, form=lambda: self._rows.form)
+        filling, notes = Filling(conversations, columns), Counter[str]()
+        learnt: list[Int64s] = []  # rows of each new compiled template
         is_odd = messages.has("part_weights")  # parts with weights: spans begin inside texts
         if self._config.reasoning == "train_last":  # the text of reasoning decides spans
             is_odd |= has_thinking(messages)
-        for shape, rows in self._columns.shapes(~messages.any(is_odd) & ~is_alone):
-            if len(rows) >= MIN_SHAPE_ROWS:
-                self._fill_shape(self._known.compiled.setdefault(shape, []), rows)
-
-    def _fill_shape(self, known: list[CompiledRow], rows: Int64s) -> None:
-        """Fill the rows of known compiled templates, and compile more for the rest."""
-        tries = 0
-        for compiled in known:
-            if len(rows):
-                rows = self._fill_fitting(compiled, rows)[1]
-        while len(rows) >= MIN_SHAPE_ROWS and tries < min(MAX_COMPILED, len(rows)):
-            tries += 1
-            found = self._compile(int(rows[tries - 1]))
-            if found is None:
+        for shape, rows in columns.shapes((messages.sums(is_odd) == 0) & ~is_alone):
+            if len(rows) < MIN_SHAPE_ROWS:
                 continue
-            taken, others = self._fill_fitting(found, rows)
-            if len(taken):
-                known.append(found)
-                self._learnt.append(taken)
-                rows, tries = others, 0
+            known, tries = self._compiled.setdefault(shape, []), 0
+            untried = [*known]
+            # If rows fit no known template, a new one is compiled from each of the first ones.
+            while len(rows):
+                if untried:
+                    compiled: CompiledRow | None = untried.pop(0)
+                elif len(rows) >= MIN_SHAPE_ROWS and tries < min(MAX_COMPILED, len(rows)):
+                    compiled = self._compile(conversations, int(rows[tries]))
+                    tries += 1
+                else:
+                    break
+                if compiled is None:
+                    continue
+                fitting = compiled.fits(rows, columns, self._rows.control_texts)
+                taken = rows[fitting]
+                if not len(taken):
+                    continue
+                for record in compiled.records:
+                    filling.add(record, taken)
+                notes.update({name: n * len(taken) for name, n in compiled.notes.items()})
+                rows = rows[~fitting]
+                if tries:
+                    known.append(compiled)
+                    learnt.append(taken)
+                    tries = 0
+        samples = list[int]()
+        for number, taken in enumerate(learnt):
+            if number < NUM_PROVEN or len(taken) >= MIN_PROVEN_ROWS:
+                # The template was compiled from the first row. Of 100 rows: 24, 49, 74 and 99.
+                last, num_samples = len(taken) - 1, 1 if len(taken) < 64 else 4
+                samples += [int(taken[last * n // num_samples]) for n in range(1, num_samples + 1)]
+        if max(len(self._compiled), len(self._numbers)) > MAX_SHAPES:
+            self._numbers, self._compiled = new_numbers(), {}
+        return filling.filled(), notes, samples
 
-    def _fill_fitting(self, compiled: CompiledRow, rows: Int64s) -> tuple[Int64s, Int64s]:
-        """Fill the rows that fit; return them and the others."""
-        fitting = compiled.fits(rows, self._columns, self._rows.control_texts)
-        taken = rows[fitting]
-        if len(taken):
-            for record in compiled.records:
-                self.filling.add(record, taken)
-            for name, count in compiled.notes.items():
-                self.notes[name] += count * len(taken)
-        return taken, rows[~fitting]
-
-    def _compile(self, row: int) -> CompiledRow | None:
+    def _compile(self, conversations: Conversations, row: int) -> CompiledRow | None:
         """Compile the template for the shape of this row; None if that is not possible."""
-        at(self._all.name_of(row))
-        raw, given = next(self._all.messages_of(np.array([row])))
+        at(conversations.name_of(row))
+        raw, given = next(conversations.messages_of(np.array([row])))
         try:
             return compile_row(self._rows.render(raw, parse_given(*given)))
         except RefusedError:
             return None
-
-    def is_proven(self, filled: Filled) -> bool:
-        """Return True if Jinja gives the same text for samples of new compiled templates."""
-        samples: set[int] = set()
-        for number, rows in enumerate(self._learnt):
-            last, num_samples = len(rows) - 1, 1 if len(rows) < 64 else 4
-            if number < NUM_PROVEN or len(rows) >= MIN_PROVEN_ROWS:
-                # The template was compiled from the first row. Of 100 rows: 24, 49, 74 and 99.
-                wanted = range(1, num_samples + 1)
-                samples.update(int(rows[last * sample // num_samples]) for sample in wanted)
-        if not samples:
-            return True
-        texts = render_rows(self._rows, self._all, np.array(sorted(samples), np.int64))
-        taken = filled.take(np.flatnonzero(np.isin(filled.rows, list(samples))))
-        return (
-            not texts.refused
-            and np.array_equal(taken.rows, texts.filled.rows)
-            and np.array_equal(taken.extents, texts.filled.extents)
-            and taken.texts.equals(texts.filled.texts)
-        )
 
 
 def render_rows(

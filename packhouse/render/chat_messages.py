@@ -85,7 +85,7 @@ def chat_messages(messages: Messages, form: MessageForm = PLAIN) -> Messages:
         if "reasoning" in message:
             chat["reasoning_content"] = chat["reasoning"] = message["reasoning"]
         made.append(chat)
-    return with_call_ids(made, form)
+    return with_call_ids(made, form) if form.makes_ids else made
 
 
 def in_parts(content: str | None) -> list[dict[str, str]]:
@@ -132,7 +132,7 @@ def function_of(call: object) -> dict[str, object]:
 
 
 def with_call_ids(messages: Messages, form: MessageForm) -> Messages:
-    """Return messages in which every call and tool result has an ID, if the form needs them.
+    """Return messages in which every call and tool result has an ID, for a form that needs them.
 
     Mistral's template refuses calls without an id of nine letters or digits. Most data has no ids,
     or those of another API. A valid id is kept. Otherwise a new one is derived from the old id, or
@@ -149,8 +149,6 @@ def with_call_ids(messages: Messages, form: MessageForm) -> Messages:
         >>> with_call_ids(talk, MessageForm(has_function_ids=True))[1]["tool_call_id"]
         'functions.f:0'
     """
-    if not form.makes_ids:
-        return messages
     made: Messages = []
     waiting: list[tuple[object, str]] = []  # old and new id of calls without a result so far
     numbers = itertools.count()
@@ -200,15 +198,27 @@ def trace_conversation(
             contain some; all rows of a shape share them, so this is the same for all rows.
         has_content_parts: convert contents to lists of one part.
     """
-    trace = Trace()
-    copies = [_traced_message(trace, at, message) for at, message in enumerate(messages)]
-    if has_content_parts:
-        for copy in copies:
+    trace, copies = Trace(), list[dict[str, Any]]()
+    for at, message in enumerate(messages):
+        copy = dict(message)
+        for key, kind in (("content", "content"), ("reasoning_content", "thought")):
+            if message.get(key):
+                copy[key] = value_of(Field(trace, at, kind, message[key], (kind, at)))
+        if "reasoning_content" in message:
+            copy["thinking"] = copy["reasoning"] = copy["reasoning_content"]
+        for key in ("tool_call_id", "name"):
+            if isinstance(message.get(key), str):
+                copy[key] = value_of(Field(trace, at, "id", message[key], (key, at)))
+        if "tool_calls" in message:
+            calls = enumerate(message["tool_calls"])
+            copy["tool_calls"] = [_traced_call(trace, at, number, call) for number, call in calls]
+        if has_content_parts:
             copy["content"] = in_parts(copy["content"])
+        copies.append(copy)
     tools = given.tools
     if tools is not None:
         tools = [_traced_tool(trace, at, tool, control) for at, tool in enumerate(tools)]
-    arguments = _traced_argument(trace, given.arguments, ("argument",))
+    arguments = {k: _traced_argument(trace, v, ("argument", k)) for k, v in given.arguments.items()}
     return copies, Given(tools, arguments), trace
 
 
@@ -221,22 +231,6 @@ def _traced_argument(trace: Trace, value: object, path: Path) -> Any:
     if isinstance(value, list):
         return [_traced_argument(trace, item, (*path, at)) for at, item in enumerate(value)]
     return value
-
-
-def _traced_message(trace: Trace, at: int, message: dict[str, Any]) -> dict[str, Any]:
-    copy = dict(message)
-    for key, kind in (("content", "content"), ("reasoning_content", "thought")):
-        if message.get(key):
-            copy[key] = value_of(Field(trace, at, kind, message[key], (kind, at)))
-    if "reasoning_content" in message:
-        copy["thinking"] = copy["reasoning"] = copy["reasoning_content"]
-    for key in ("tool_call_id", "name"):
-        if isinstance(message.get(key), str):
-            copy[key] = value_of(Field(trace, at, "id", message[key], (key, at)))
-    if "tool_calls" in message:
-        calls = enumerate(message["tool_calls"])
-        copy["tool_calls"] = [_traced_call(trace, at, number, call) for number, call in calls]
-    return copy
 
 
 def _traced_call(trace: Trace, at: int, number: int, call: object) -> object:

@@ -22,10 +22,9 @@ from packhouse.records.conversations import Conversations
 from packhouse.records.identity import Extent
 from packhouse.records.lists import weights_column
 from packhouse.render.field_columns import Column, FieldColumns
-from packhouse.render.predicates import Predicate
-from packhouse.render.provenance import JsonForm, Path, Piece
+from packhouse.render.provenance import JsonForm, Path, Piece, Predicate
 from packhouse.render.results import TEXTS, Filled, Trained, concat_filled, span_lists
-from packhouse.render.rows import RenderedRecord, RenderedRow
+from packhouse.render.rows import RenderedRow
 from packhouse.system.arrays import Bools, Float32s, Int64s
 
 _IDS = ("name", "tool_call_id", "call_id")
@@ -88,89 +87,46 @@ def compile_row(row: RenderedRow) -> CompiledRow | None:
     end.
     """
     trace = row.talk.trace
-    records = [record for record in map(_compile_record, row.records) if record is not None]
-    # Rows with equal answers may still be written differently.
-    if len(records) < len(row.records) or trace.unrecorded:
+    if trace.unrecorded:  # rows with equal answers may still be written differently
         return None
-    paths = {item.path for record in records for item in record.items if isinstance(item, Hole)}
+    compiled: list[CompiledTemplate] = []
+    for rendering, spans, extent, _ in row.records:
+        # "<u>Hi<e><a>Yo<e>" with "Yo<e>" trained: cuts [0, 3, 5, 11, 13, 16], items
+        # ["<u>", Hole(Hi), "<e><a>", Hole(Yo), "<e>"], of which [3, 5) are trained.
+        holes = dict[int, tuple[int, Hole]]()
+        for start, part in zip(rendering.starts, rendering.parts, strict=True):
+            if not isinstance(part, Piece):
+                continue
+            path, form = part.field.path, part.form
+            size = len(part.field.value) if form is None else 1
+            is_whole = part.end - part.start == size and part.cut >= 0
+            if not path or not part.text or not is_whole or isinstance(form, str):
+                return None
+            holes[start] = start + len(part.text.encode()), Hole(path, form, part.cut)
+        cuts = {0, len(rendering.text), *holes, *(end for end, _ in holes.values())}
+        cuts |= {edge for span in spans for edge in span[:2]}
+        items: list[str | Hole] = []
+        for begin, end in pairwise(sorted(cuts)):
+            if begin not in holes:
+                items.append(rendering.text[begin:end].decode())
+            elif holes[begin][0] == end:
+                items.append(holes[begin][1])
+            else:
+                return None  # a span begins or ends inside a text
+        place = {cut: number for number, cut in enumerate(sorted(cuts))}
+        trained = tuple(Trained(place[s.start], place[s.end], s.message) for s in spans)
+        compiled.append(CompiledTemplate(tuple(items), trained, extent))
+    paths = {item.path for record in compiled for item in record.items if isinstance(item, Hole)}
     for number, tool in enumerate(row.talk.given.tools or ()):
         ways = ("tool", number), ("tool_function", number), ("function_item", number, "name")
         if isinstance(tool, dict) and paths.isdisjoint(ways):
             return None  # the name of an unwritten tool decides whether it counts as lost
     return CompiledRow(
-        tuple(records),
+        tuple(compiled),
         tuple(sorted(trace.predicates, key=repr)),
         tuple(sorted(trace.differing, key=repr)),
         dict(row.notes),
     )
-
-
-def _compile_record(record: RenderedRecord) -> CompiledTemplate | None:
-    # "<u>Hi<e><a>Yo<e>" with "Yo<e>" trained: cuts [0, 3, 5, 11, 13, 16], items
-    # ["<u>", Hole(Hi), "<e><a>", Hole(Yo), "<e>"], of which [3, 5) are trained.
-    text, holes = record.rendering.text, dict[int, tuple[int, Hole]]()
-    for start, part in zip(record.rendering.starts, record.rendering.parts, strict=True):
-        if isinstance(part, Piece):
-            hole = _hole(part)
-            if hole is None:
-                return None
-            holes[start] = start + len(part.text.encode()), hole
-    cuts = {0, len(text), *holes, *(end for end, _ in holes.values())}
-    cuts |= {edge for span in record.trained for edge in span[:2]}
-    items: list[str | Hole] = []
-    for begin, end in pairwise(sorted(cuts)):
-        if begin not in holes:
-            items.append(text[begin:end].decode())
-        elif holes[begin][0] == end:
-            items.append(holes[begin][1])
-        else:
-            return None  # a span begins or ends inside a text
-    place = {cut: number for number, cut in enumerate(sorted(cuts))}
-    trained = tuple(Trained(place[s.start], place[s.end], s.message) for s in record.trained)
-    return CompiledTemplate(tuple(items), trained, record.extent)
-
-
-def _hole(piece: Piece) -> Hole | None:
-    """Return a hole for the field of a piece; None if the piece is not a whole field."""
-    field, form = piece.field, piece.form
-    if field.path is None or not piece.text:
-        return None
-    if form is None and piece.end - piece.start == len(field.value):
-        return Hole(field.path)
-    if isinstance(form, JsonForm) and piece.end == 1 and piece.cut >= 0:
-        return Hole(field.path, form, piece.cut)
-    return None
-
-
-@dataclass(slots=True)
-class _Pool:
-    """Texts by index: those of the columns in order, then the constants."""
-
-    arrays: list[pa.Array] = field(default_factory=list)
-    bases: dict[int, int] = field(default_factory=dict)
-    size: int = 0
-    constants: dict[str, int] = field(default_factory=dict)
-
-    def base(self, column: Column) -> int:
-        """Return the index of the column's first text."""
-        if id(column) not in self.bases:
-            self.bases[id(column)] = self.size
-            self.arrays.append(column.texts.cast(pa.large_string()))
-            self.size += len(column.texts)
-        return self.bases[id(column)]
-
-    def constant(self, text: str) -> int:
-        """Return a provisional index of a constant: -1, -2, ..., which `take` resolves."""
-        return -1 - self.constants.setdefault(text, len(self.constants))
-
-    def take(self, numbers: Int64s) -> pa.Array:
-        """Return the texts with these indices; modifies `numbers`."""
-        # With 5 texts in all columns, constants -1, -2, ... are at 5, 6, ...
-        is_constant = numbers < 0
-        numbers[is_constant] = self.size - 1 - numbers[is_constant]
-        constants = pa.array(list(self.constants), pa.large_string())
-        pool = pa.concat_arrays([*self.arrays, constants])
-        return pool.take(pa.array(numbers))
 
 
 class Filling:
@@ -183,7 +139,11 @@ class Filling:
 
     def __init__(self, conversations: Conversations, columns: FieldColumns) -> None:
         self._all, self._columns = conversations, columns
-        self._pool = _Pool()
+        # One pool of texts: those of the used columns, one column after the other, then constants.
+        self._texts: list[pa.Array] = []
+        self._first: dict[Column, int] = {}  # index of its first text
+        self._num_texts = 0
+        self._constants: dict[str, int] = {}
         self._compiled: list[tuple[CompiledTemplate, Int64s]] = []
         self._pieces: list[Int64s] = []
 
@@ -195,11 +155,15 @@ class Filling:
         for at, item in enumerate(compiled.items):
             marks = _BEGINS * (at in first) | _ENDS * (at in last)
             if isinstance(item, Hole):
-                base = self._pool.base(self._columns.column(*item))
-                numbers: Int64s | int = self._columns.rows_of(item.path, rows) + base
+                column = self._columns.column(*item)
+                if column not in self._first:
+                    self._first[column] = self._num_texts
+                    self._num_texts += len(column.texts)
+                    self._texts.append(column.texts.cast(pa.large_string()))
+                numbers: Int64s | int = self._columns.rows_of(item.path, rows) + self._first[column]
                 marks |= _CONTENT * (item.path[0] not in _IDS)
-            else:
-                numbers = self._pool.constant(item)
+            else:  # -1, -2, ... until `filled` knows how many texts of columns are before them
+                numbers = -1 - self._constants.setdefault(item, len(self._constants))
             pieces[:, at] = numbers << 3 | marks
         self._compiled.append((compiled, rows))
         self._pieces.append(pieces)
@@ -211,39 +175,40 @@ class Filling:
         rows = np.concatenate([rows for _, rows in self._compiled])
         order = np.argsort(rows, kind="stable")
         marked, counts = _in_order(self._pieces, order)
-        marks = (marked & 7).astype(np.int8)
-        pieces = self._pool.take(marked >> 3)
+        marks, numbers = (marked & 7).astype(np.int8), marked >> 3
+        # With 5 texts in all columns, constants -1, -2, ... are at 5, 6, ...
+        is_constant = numbers < 0
+        numbers[is_constant] = self._num_texts - 1 - numbers[is_constant]
+        pool = pa.concat_arrays([*self._texts, pa.array([*self._constants], pa.large_string())])
+        pieces = pool.take(pa.array(numbers))
         offsets = np.frombuffer(pieces.buffers()[1], np.int64)[pieces.offset :][: len(pieces) + 1]
         starts = np.append(0, np.cumsum(counts))
         bounds = offsets[starts]
         assert bounds[-1] < 2**31, "parts are of bounded size"
         edges = pa.py_buffer(bounds.astype(np.int32))
-        text = pa.StringArray.from_buffers(len(counts), edges, pieces.buffers()[2])
-
-        def spans(begin: int, end: int) -> list[Int64s]:
-            """Return start and end bytes in their row of marked items, and their count per row."""
+        columns = [pa.StringArray.from_buffers(len(counts), edges, pieces.buffers()[2])]
+        for begin, end in ((_CONTENT, _CONTENT), (_BEGINS, _ENDS)):
             first, last = (np.flatnonzero(marks & mark != 0) for mark in (begin, end))
             own = np.diff(np.searchsorted(first, starts))
-            shift = np.repeat(bounds[:-1], own)
-            return [offsets[first] - shift, offsets[last + 1] - shift, own]
-
-        begins, ends, own = spans(_BEGINS, _ENDS)
-        trained = span_lists(begins, ends, own)
-        weights = self._weights(order)
-        weights = None if weights is None else weights[ends > begins]
-        scaled = weights_column(weights, trained.value_lengths().to_numpy())
-        columns = [text, span_lists(*spans(_CONTENT, _CONTENT)), trained, scaled]
+            shift = np.repeat(bounds[:-1], own)  # spans count from the start of their row
+            begins, ends = offsets[first] - shift, offsets[last + 1] - shift
+            columns.append(span_lists(begins, ends, own))
+        # The last spans are the trained ones; those that have no text were left out.
+        parts = list[Float32s]()
+        for compiled, of_rows in self._compiled:
+            first = self._all.messages.offsets[of_rows]
+            each = [  # message -1 is a label's text
+                self._all.row_weights[of_rows] if m < 0 else self._all.weights[first + m]
+                for m in (span.message for span in compiled.trained)
+            ]
+            parts.append(np.array(each, np.float32).reshape(len(each), len(of_rows)).T)
+        weights = None
+        if any((part != 1).any() for part in parts):
+            weights = _in_order(parts, order)[0][ends > begins]
+        columns.append(weights_column(weights, columns[-1].value_lengths().to_numpy()))
         extents = np.fromiter((each.extent for each, _ in self._compiled), np.object_)
         extents = np.repeat(extents, [len(rows) for _, rows in self._compiled])[order]
         return Filled(rows[order], extents, pa.table(columns, schema=TEXTS))
-
-    def _weights(self, order: Int64s) -> Float32s | None:
-        """Return the weight of each trained range of each record; None if all are 1."""
-        parts = list[Float32s]()
-        for compiled, rows in self._compiled:
-            own = [self._all.weights_of(span.message, rows) for span in compiled.trained]
-            parts.append(np.array(own, np.float32).reshape(len(own), len(rows)).T)
-        return _in_order(parts, order)[0] if any((part != 1).any() for part in parts) else None
 
 
 def _in_order(parts: Sequence[np.ndarray], order: Int64s) -> tuple[np.ndarray, Int64s]:

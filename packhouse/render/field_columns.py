@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from packhouse.records.conversations import Conversations
-from packhouse.records.messages import num_bytes
+from packhouse.records.messages import TOOL, num_bytes
 from packhouse.render.chat_messages import (
     MessageForm,
     function_of,
@@ -29,8 +29,7 @@ from packhouse.render.chat_messages import (
     parsed_call,
     with_call_ids,
 )
-from packhouse.render.predicates import Predicate, answers
-from packhouse.render.provenance import JsonForm, Path, encoder
+from packhouse.render.provenance import JsonForm, Path, Predicate, answers, encoder
 from packhouse.system.arrays import Bools, Int64s
 
 _OF_CALLS = ("function", "call_name", "call_arguments", "call_id")
@@ -79,54 +78,46 @@ class FieldColumns:
     ) -> None:
         self._all, self._form, self._labels = conversations, form, labels
         self._columns: dict[Hashable, Column] = {}
-        self._parse_calls(numbers)
-        self._parse_tools(numbers)
-        self._parse_arguments(numbers)
 
-    def _parse_calls(self, numbers: Numbers) -> None:
-        texts = self._all.messages["tool_calls"]
+        # Calls. Shapes are one per message; 0 for messages without calls.
+        texts = conversations.messages["tool_calls"]
         self._calls: list[object] = []
         self._functions: list[dict[str, object]] = []  # of each call
-        self._call_shapes: Int64s = np.zeros(len(texts), np.int64)  # per message; 0 for none
+        self._call_shapes: Int64s = np.zeros(len(texts), np.int64)
         self._call_starts: Int64s = np.zeros(len(texts) + 1, np.int64)
-        if texts.null_count == len(texts):
-            return
-        has_text_arguments = self._form().has_text_arguments
-        holders = np.flatnonzero(texts.is_valid())
-        counts = np.zeros(len(texts), np.int64)
-        for at, parsed in zip(holders.tolist(), _parsed(texts.drop_null()), strict=True):
-            calls = [parsed_call(call, has_text_arguments) for call in parsed]
-            functions = [function_of(call) for call in calls]
-            self._calls += calls
-            self._functions += functions
-            counts[at] = len(calls)
-            shapes = map(_shape, calls, functions, repeat(_is_call_field))
-            self._call_shapes[at] = numbers[tuple(shapes)]
-        np.cumsum(counts, out=self._call_starts[1:])
+        if texts.null_count < len(texts):
+            has_text_arguments = form().has_text_arguments
+            counts, holders = np.zeros(len(texts), np.int64), np.flatnonzero(texts.is_valid())
+            for at, parsed in zip(holders.tolist(), _parsed(texts.drop_null()), strict=True):
+                calls = [parsed_call(call, has_text_arguments) for call in parsed]
+                functions = [function_of(call) for call in calls]
+                self._calls += calls
+                self._functions += functions
+                counts[at] = len(calls)
+                shapes = map(_shape, calls, functions, repeat(_is_call_field))
+                self._call_shapes[at] = numbers[tuple(shapes)]
+            np.cumsum(counts, out=self._call_starts[1:])
 
-    def _parse_tools(self, numbers: Numbers) -> None:
-        """Parse tool definitions; rows with equal ones share them."""
-        encoded = pc.dictionary_encode(self._all.tools)
-        parsed = _parsed(encoded.dictionary)
-        functions = [[function_of(tool) for tool in tools] for tools in parsed]
-        shapes = [
-            numbers[("tools", *map(_shape, tools, own, repeat(is_field)))]
-            for tools, own in zip(parsed, functions, strict=True)
+        # Tool definitions; rows with equal ones share them. Two definitions of 1 and 3 tools have
+        # starts [0 1 4]. Rows without any have code 2, and nothing begins after it.
+        encoded = pc.dictionary_encode(conversations.tools)
+        definitions = _parsed(encoded.dictionary)
+        owned = [[function_of(tool) for tool in tools] for tools in definitions]
+        of_tools = [
+            numbers[("tools", *map(_shape, tools, functions, repeat(is_field)))]
+            for tools, functions in zip(definitions, owned, strict=True)
         ]
-        # Two definitions of 1 and 3 tools: starts [0 1 4]. Rows without any have code 2, and
-        # nothing begins after it.
-        codes = encoded.indices.fill_null(len(parsed)).to_numpy()
-        starts = np.append(0, np.cumsum([len(tools) for tools in parsed], dtype=np.int64))
-        self._tools: list[object] = [tool for tools in parsed for tool in tools]
-        self._tool_functions = [function for own in functions for function in own]
+        codes = encoded.indices.fill_null(len(definitions)).to_numpy()
+        starts = np.append(0, np.cumsum([len(tools) for tools in definitions], dtype=np.int64))
+        self._tools: list[object] = [tool for tools in definitions for tool in tools]
+        self._tool_functions = [function for functions in owned for function in functions]
         self._tool_starts: Int64s = starts[codes]
-        self._tool_shapes: Int64s = np.array([*shapes, 0], np.int64)[codes]
+        self._tool_shapes: Int64s = np.array([*of_tools, 0], np.int64)[codes]
 
-    def _parse_arguments(self, numbers: Numbers) -> None:
-        """Parse arguments; rows of a shape share everything but the texts of documents."""
-        encoded = pc.dictionary_encode(self._all.arguments)
+        # Arguments; rows of a shape share everything but the texts of documents.
+        encoded = pc.dictionary_encode(conversations.arguments)
         self._arguments: list[Any] = [json.loads(t) for t in encoded.dictionary.to_pylist()]
-        shapes = [
+        of_arguments = [
             numbers[
                 "arguments",
                 json.dumps({key: value for key, value in own.items() if key != "documents"}),
@@ -135,13 +126,13 @@ class FieldColumns:
             for own in self._arguments
         ]
         self._arguments.append({})
-        self._argument_of: Int64s = encoded.indices.fill_null(len(shapes)).to_numpy()
-        self._argument_shapes: Int64s = np.array([*shapes, 0], np.int64)[self._argument_of]
+        self._argument_of: Int64s = encoded.indices.fill_null(len(of_arguments)).to_numpy()
+        self._argument_shapes: Int64s = np.array([*of_arguments, 0], np.int64)[self._argument_of]
 
     def shapes(self, wanted: Bools) -> Iterator[tuple[bytes, Int64s]]:
         """Yield each shape with the indices of its wanted rows, ascending."""
         messages = self._all.messages
-        flags = [num_bytes(self._joined_content) > 0, messages.num_bytes("reasoning") > 0]
+        flags = [num_bytes(self._joined_content) > 0, num_bytes(messages["reasoning"]) > 0]
         flags += map(messages.has, ("reasoning", "tool_call_id", "name", "tool_calls"))
         # One integer per message: bits 0 to 5 are role and training, 6 to 11 the fields that it
         # has, 16 and up the number of its calls' shape.
@@ -163,39 +154,35 @@ class FieldColumns:
             return self._argument_of[rows]
         if kind in _OF_TOOLS:
             return np.asarray(self._tool_starts[rows] + number)
-        messages = self._all.starts[rows] + number
+        messages = self._all.messages.offsets[rows] + number
         if kind in _OF_CALLS:
             return np.asarray(self._call_starts[messages] + path[2])
         return np.asarray(messages)
 
     def column(self, path: Path, form: JsonForm | None = None, cut: int = 0) -> Column:
         """Return the column of a field; with a form, as JSON without its last `cut` characters."""
-        which = path[1:] if path[0] == "argument" else path[2:] if path[0] in _OF_TOOLS else ()
-        key = path[0], which, form, cut
-        if key not in self._columns:
-            if form is None:
-                texts = self._text(path[0], *key[1])
-            else:
-                values, write = self._values(path[0], *key[1]), encoder(form)
-                written = [write(v if isinstance(v, dict) else {}) for v in values]
-                texts = pa.array([text[: len(text) - cut] for text in written], pa.string())
-            self._columns[key] = Column(texts)
-        return self._columns[key]
-
-    def _text(self, kind: str, *key: object) -> pa.Array:
-        """Return all texts of a kind of field."""
-        messages = self._all.messages
-        if kind == "content":
-            return self._joined_content
-        if kind == "label":
-            return self._labels
-        if kind in ("call_id", "tool_call_id") and self._form().makes_ids:
-            return self._made_ids[kind == "call_id"]
-        name = {"thought": "reasoning", "text": "content"}.get(kind, kind)
-        if name in messages.values.type.names:  # ids and names; contexts by themselves
-            return messages[name]
-        found = self._values(kind, *key)
-        return pa.array([v if isinstance(v, str) else "" for v in found], pa.string())
+        kind, messages = path[0], self._all.messages
+        which = path[1:] if kind == "argument" else path[2:] if kind in _OF_TOOLS else ()
+        key = kind, which, form, cut
+        if key in self._columns:
+            return self._columns[key]
+        name = "reasoning" if kind == "thought" else "content" if kind == "text" else kind
+        if form is not None:
+            write = encoder(form)
+            written = [write(v if isinstance(v, dict) else {}) for v in self._values(kind, *which)]
+            texts = pa.array([text[: len(text) - cut] for text in written], pa.string())
+        elif kind == "content":
+            texts = self._joined_content
+        elif kind == "label":
+            texts = self._labels
+        elif kind in ("call_id", "tool_call_id") and self._form().makes_ids:
+            texts = self._made_ids[kind == "call_id"]
+        elif name in messages.values.type.names:  # ids and names; contexts by themselves
+            texts = messages[name]
+        else:
+            found = self._values(kind, *which)
+            texts = pa.array([v if isinstance(v, str) else "" for v in found], pa.string())
+        return self._columns.setdefault(key, Column(texts))
 
     def _values(self, kind: str, *key: Any) -> list[Any]:
         """Return the values of all calls or tool definitions of the part."""
@@ -224,7 +211,7 @@ class FieldColumns:
         has_calls, given = flat.has("tool_calls"), flat["tool_call_id"].to_pylist()
         of_results = [text or "" for text in given]
         of_calls: list[str] = [""] * len(self._calls)
-        for row in np.flatnonzero(flat.any(has_calls | flat.is_role("tool"))).tolist():
+        for row in np.flatnonzero(flat.sums(has_calls | (flat.roles == TOOL))).tolist():
             start, end = flat.offsets[row : row + 2].tolist()
             roles = flat["role"][start:end].to_pylist()
             contents = self._joined_content[start:end].to_pylist()

@@ -21,8 +21,7 @@ _Ranges = dict[Field, list[tuple[int, int]]]
 _OTHER_TEMPLATE = "Give format.template a Jinja file that writes it (docs/masks.md)"
 
 
-def _excerpt(value: object) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+def _excerpt(text: str) -> str:
     return repr(text if len(text) <= EXCERPT else f"{text[:EXCERPT]}...")
 
 
@@ -43,7 +42,7 @@ def check_answer(talk: Conversation, message: int, completion: Rendering) -> lis
     thoughts: list[str] = []
     ranges = _ranges([completion])
     for field in talk.trace.fields:
-        if field.message == message and field.kind in ("content", "thought", "call", "function"):
+        if field.message == message and field.kind in ("content", "thought", "function"):
             thoughts += _check_field(talk, field, ranges)
     return thoughts
 
@@ -69,8 +68,9 @@ def check_row(
         RefusedError: a content, call, document or tool is missing or incomplete, or a text other
             than content contains control tokens.
     """
-    notes = Counter[str]()
-    ranges = _ranges(records)
+    notes, ranges = Counter[str](), _ranges(records)
+    pieces = [part for record in records for part in record.parts if isinstance(part, Piece)]
+    unchanged = {piece.field for piece in pieces if piece.form is None}
     for field in reversed(talk.trace.fields):
         number = field.message
         if field.kind in ("id", "tool", "argument") or number >= num_messages:
@@ -84,7 +84,15 @@ def check_row(
             notes["history_not_rendered"] += 1
         else:
             notes["reasoning_not_rendered"] += 0 if is_history else len(unwritten)
-        _check_arguments(field, records)
+        for own in field.children:
+            is_text = isinstance(own.value, str) and own.path[:1] == ("call_arguments",)
+            if is_text and own not in unchanged and parsed_arguments(own.value) is None:
+                # It would write the arguments `oops` as `"oops"`: a call that the model never made.
+                raise RefusedError(
+                    "template",
+                    f"arguments of a call of message {number} are not a JSON object, and the "
+                    f"template writes them as JSON: {_excerpt(own.value)}. Write them as an object",
+                )
     _check_documents(talk, ranges)
     for name in [function_of(tool).get("name") for tool in talk.given.tools or ()]:
         forms = [json.dumps(name, ensure_ascii=way)[1:-1] for way in (False, True)]
@@ -93,12 +101,20 @@ def check_row(
         ):
             what = f"tool '{name}' is not in the rendering. {_OTHER_TEMPLATE}"
             raise RefusedError("content_lost", what)
-    written = talk.messages[:num_messages]
-    others = [_without_fields(m["tool_calls"]) for m in written if "tool_calls" in m]
-    others += _keys(talk.given.arguments)
-    for part in (part for record in records for part in record.parts):
-        if isinstance(part, Piece) and part.field.kind == "id":
-            others += [part.text, part.field.value]
+    others = [*_keys(talk.given.arguments)]
+    for piece in pieces:
+        if piece.field.kind == "id":
+            others += [piece.text, piece.field.value]
+    calls = [call for m in talk.messages[:num_messages] for call in m.get("tool_calls", ())]
+    for call in calls:  # without ids and values that are fields
+        function = function_of(call)
+        left = {
+            key: value
+            for key, value in function.items()
+            if key not in ("name", "arguments") or not isinstance(value, str | dict)
+        }
+        bare = {**call, "id": "", "function": left} if function else call
+        others.append(json.dumps(bare, ensure_ascii=False))
     noise = talk.control.search("\0".join(others))
     if noise is not None:
         raise RefusedError(
@@ -121,20 +137,15 @@ def _ranges(renderings: Sequence[Rendering]) -> _Ranges:
 
 def _check_field(talk: Conversation, field: Field, ranges: _Ranges) -> list[str]:
     """Return the thoughts of a field that are not written; refuse any other missing text."""
-    own = f"message {field.message} ({talk.messages[field.message]['role']})"
+    message, is_call = talk.messages[field.message], field.kind == "function"
     thoughts: list[str] = []
-    if field.kind != "function":
-        for text, is_thinking in _unwritten(field, ranges.get(field, []), talk.control):
-            if not is_thinking:
-                what = f"text of {own} is not in the rendering"
-                remedy = _remedy(talk, field, ranges)
-                raise RefusedError("content_lost", f"{what}: {_excerpt(text)}{remedy}")
+    for text, is_thinking in _unwritten(field, ranges, talk.control):
+        if is_thinking:
             thoughts.append(text)
-    for text in _unwritten_strings(field, ranges, talk.control):
-        what = f"a tool call of {own} is not in the rendering"
-        path = ("call_id", *field.path[1:]) if field.path else None
+            continue
+        path = ("call_id", *field.path[1:])
         given = next((own.value for own in ranges if own.kind == "id" and own.path == path), None)
-        if given is not None and field.value.get("name") == text:
+        if is_call and given is not None and field.value.get("name") == text:
             # Kimi's templates write only the ID `functions.NAME:N`, without the name.
             if text in given:
                 field.trace.unrecorded.add((field.message, "name in id"))
@@ -144,21 +155,20 @@ def _check_field(talk: Conversation, field: Field, ranges: _Ranges) -> list[str]
                 " name. Set format.call_ids: functions"
             )
         else:
-            remedy = _remedy(talk, field, ranges)
-        raise RefusedError("content_lost", f"{what}: {_excerpt(text)}{remedy}")
+            is_tagged = message["role"] == "assistant" and "<think>" in str(message.get("content"))
+            strips = is_tagged and not talk.is_stripped
+            remedy = ". Set format.reasoning: strip. Or: " if strips else ". "
+            kinds = {each.kind for each in ranges if each.message == field.message}
+            if kinds & {"call", "function"}:  # some write one call, or no text with it
+                part = "each call, followed by its result," if is_call else "the text"
+                remedy += f"Put {part} into a separate message. Or: "
+            remedy += _OTHER_TEMPLATE
+        what = f"{'a tool call' if is_call else 'text'} of message {field.message}"
+        raise RefusedError(
+            "content_lost",
+            f"{what} ({message['role']}) is not in the rendering: {_excerpt(text)}{remedy}",
+        )
     return thoughts
-
-
-def _remedy(talk: Conversation, field: Field, ranges: _Ranges) -> str:
-    message = talk.messages[field.message]
-    is_tagged = message["role"] == "assistant" and "<think>" in str(message.get("content"))
-    setting = "Set format.reasoning: strip. Or: " if is_tagged and not talk.is_stripped else ""
-    kinds = {each.kind for each in ranges if each.message == field.message}
-    if kinds & {"call", "function"}:  # some write one call, or no text with it
-        is_call = field.kind in ("call", "function")
-        part = "each call, followed by its result," if is_call else "the text"
-        setting += f"Put {part} into a separate message. Or: "
-    return f". {setting}{_OTHER_TEMPLATE}"
 
 
 _TEXT_KEYS = ("text", "content", "contents")
@@ -196,38 +206,6 @@ def _keys(value: Any) -> Iterator[str]:
             yield from _keys(inner)
 
 
-def _check_arguments(function: Field, records: Sequence[Rendering]) -> None:
-    """Refuse a call whose arguments are not a JSON object where the template writes them as JSON.
-
-    It would write the arguments `oops` as `"oops"`: a call that the model never made.
-    """
-    for own in function.children:
-        if not isinstance(own.value, str) or (own.path or ("",))[0] != "call_arguments":
-            continue
-        parts = [part for record in records for part in record.parts]
-        forms = [p.form for p in parts if isinstance(p, Piece) and p.field is own]
-        if None not in forms and parsed_arguments(own.value) is None:
-            raise RefusedError(
-                "template",
-                f"arguments of a call of message {function.message} are not a JSON object, and the"
-                f" template writes them as JSON: {_excerpt(own.value)}. Write them as an object",
-            )
-
-
-def _without_fields(calls: list[Any]) -> str:
-    """Return calls as JSON, without ids and values that are fields."""
-    bare = []
-    for call in calls:
-        function = function_of(call)
-        left = {
-            key: value
-            for key, value in function.items()
-            if key not in ("name", "arguments") or not isinstance(value, str | dict)
-        }
-        bare.append({**call, "id": "", "function": left} if function else call)
-    return json.dumps(bare, ensure_ascii=False)
-
-
 def _pieces(field: Field) -> Iterator[tuple[int, int, bool]]:
     """Split a text at the strings that the template searched for; flag the pieces with reasoning.
 
@@ -255,20 +233,30 @@ def is_thought(occurrence: Occurrence) -> bool:
 
 
 def _unwritten(
-    field: Field, ranges: list[tuple[int, int]], control: re.Pattern[str]
+    field: Field, ranges: _Ranges, control: re.Pattern[str]
 ) -> Iterator[tuple[str, bool]]:
-    """Pieces of a text that are not written, and whether they are thoughts.
+    """Yield pieces of a text, or strings of a call, that are not written, last first.
+
+    The flag tells if they are thoughts.
 
     Raises:
         RefusedError: a piece is written in part.
     """
-    if field.kind == "call" and isinstance(field.value, dict):
+    written = sorted(ranges.get(field, []))
+    if isinstance(field.value, dict):
+        if (0, 1) in written:
+            return
+        if not field.children:
+            field.trace.unrecorded.add((field.message, "not written"))
+            yield from ((text, False) for text in reversed([*strings_in(field.value)]) if text)
+        for child in reversed(field.children):
+            yield from _unwritten(child, ranges, control)
         return
-    if (0, len(field.value)) in ranges:
+    if (0, len(field.value)) in written:
         return
-    ranges, pieces = sorted(ranges), list(_pieces(field))
+    pieces = list(_pieces(field))
     is_thought_out = field.kind == "content" and any(is_thinking for _, _, is_thinking in pieces)
-    if not ranges and not is_thought_out:
+    if not written and not is_thought_out:
         if field.value.strip() or (field.kind == "thought" and not field.is_stripped):
             yield field.value, field.kind == "thought"
         elif not field.is_stripped:  # Llama 3.1 leaves out a line break next to a call
@@ -281,26 +269,12 @@ def _unwritten(
         is_all = end - start == len(field.value)
         end = start + len(text.rstrip())
         start = at = end - len(text.strip())
-        for first, last in ranges:
+        for first, last in written:
             if first <= at < last:
                 at = last
         if at < end:
-            if any(first < end and start < last for first, last in ranges):
+            if any(first < end and start < last for first, last in written):
                 if field.kind == "call" and control.search(text) is None:
                     continue  # escaped, say
                 raise UNPROVEN
             yield text if is_all else text.strip(), is_thinking
-
-
-def _unwritten_strings(field: Field, ranges: _Ranges, control: re.Pattern[str]) -> Iterator[str]:
-    """Strings of a call that are not written, last first."""
-    if not isinstance(field.value, dict) or (0, 1) in ranges.get(field, []):
-        return
-    if not field.children:
-        field.trace.unrecorded.add((field.message, "not written"))
-        yield from reversed(list(filter(None, strings_in(field.value))))
-    for child in reversed(field.children):
-        if isinstance(child.value, str):
-            yield from (text for text, _ in _unwritten(child, ranges.get(child, []), control))
-        else:
-            yield from _unwritten_strings(child, ranges, control)

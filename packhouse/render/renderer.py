@@ -3,30 +3,64 @@
 An engine renders the rows that its template supports and refuses each other row with a reason.
 Nothing is dropped: rows in = rows formatted + rows quarantined, asserted here. Tables are rendered
 in parts of bounded size, so memory is a few times `PART_BYTES` for tables of any size.
+
+Conversations that are too long for a pack can be split into windows that fit. A window is a run of
+exchanges (a user turn and all up to the next) after the system prompt, which each window repeats.
+Windows are filled from the end, so that the last answer has as much context as fits. Each trained
+message is trained in exactly one window, and a window with nothing trained is left out. An exchange
+that does not fit even by itself becomes a window, which pack drops and counts. The template renders
+each window as a conversation, so this works with any template, and lengths are counted in real
+tokens. A long row is rendered and tokenized about 2 log2(exchanges) times per window.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from packhouse.recipe import FormatConfig
 from packhouse.records.conversations import Conversations, strip_thinking
-from packhouse.records.identity import replace_rows, rewrites, take_records
-from packhouse.records.messages import FlatMessages
+from packhouse.records.identity import derive, replace_rows, rewrites, take_records
+from packhouse.records.messages import ROLES, FlatMessages
 from packhouse.records.render_counts import split_bytes
 from packhouse.records.tables import FORMATTED, QUARANTINED, VALIDATED, refused_rows
 from packhouse.render.chat import ChatEngine
-from packhouse.render.results import TEXTS, Filled, Texts
+from packhouse.render.results import TEXTS, Texts
 from packhouse.render.single_turn import SingleTurnEngine
-from packhouse.render.windows import WindowRule, split_to_windows
-from packhouse.system.arrays import Int64s
+from packhouse.system.arrays import Bools, Float32s, Int64s
 
 PART_BYTES = 128 * 2**20
 PART_ROWS = 2**18
 TURN_FACTOR = 4  # about how much larger a part may become as records of single turns
+
+Window = tuple[int, int]
+"""First and last exchange, both inclusive."""
+
+
+@dataclass(frozen=True, slots=True)
+class WindowRule:
+    """Decides which conversations fit in one window."""
+
+    seq_len: int
+    """Maximum number of tokens in a window."""
+    measure: Callable[[pa.Table], Int64s]
+    """FORMATTED table -> number of tokens in each row; -1 if the row is quarantined."""
+
+    def over(self, formatted: pa.Table) -> Bools:
+        """Return which rendered rows are too long. Most fit by their bytes and are not tokenized.
+
+        A token covers at least one byte, so a text of 1,500 bytes has at most 1,508 tokens,
+        including those that the tokenizer adds, and fits into 2,048.
+        """
+        num_bytes = pc.binary_length(formatted.column("text")).to_numpy()
+        over = num_bytes + 8 > self.seq_len  # a tokenizer adds fewer than 8 tokens
+        if over.any():
+            over[over] = self.measure(formatted.filter(pa.array(over))) > self.seq_len
+        return np.asarray(over)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,16 +133,16 @@ class Renderer:
             bad = refused_rows(part, faults, "format")
             yield Rendered(quarantined=bad, examples=part.filter(pa.array(is_bad)))
             part = part.filter(pa.array(~is_bad))
-        added = Counter[str]()
-        records, texts = self._records(part)
-        over = self._over(records, texts)
-        if len(over):
-            windows, origin = self._windows(part.take(pa.array(over)))
-            added["windows"] = windows.num_rows - len(over)
-            part = replace_rows(part, over, windows, origin)
-            records, texts = self._records(part)
+        added, over = Counter[str](), np.zeros(0, np.int64)
+        records, formatted, texts = self._records(part)
+        if self._window is not None:
+            over = np.unique(texts.filled.rows[self._window.over(formatted)])
+            if len(over):
+                windows, origin = self._windows(part.take(pa.array(over)), self._window)
+                added["windows"] = windows.num_rows - len(over)
+                part = replace_rows(part, over, windows, origin)
+                records, formatted, texts = self._records(part)
         rows = texts.filled.rows
-        formatted = _formatted(records, texts.filled)
         added["turns"] = int(np.count_nonzero(np.diff(rows) == 0))  # rows are ascending
         notes = texts.notes + Counter(windowed_rows=len(over))
         if added["turns"] and self._window is None:
@@ -126,45 +160,113 @@ class Renderer:
             added=added,
         )
 
-    def _over(self, records: pa.Table, texts: Texts) -> Int64s:
-        """Return the rows with a record that is too long."""
-        rows = texts.filled.rows
-        if self._window is None or not len(rows):
-            return rows[:0]
-        return np.unique(rows[self._window.over(_formatted(records, texts.filled))])
-
-    def _records(self, part: pa.Table) -> tuple[pa.Table, Texts]:
-        """Return the conversation and the text of each record."""
+    def _records(self, part: pa.Table) -> tuple[pa.Table, pa.Table, Texts]:
+        """Return the conversation and the formatted row of each record, and the engine's result."""
         conversations = Conversations.from_table(part, self._config)
         texts = self._engine.render(conversations)
-        filled = texts.filled
+        filled, records = texts.filled, part
         if filled.extents.any():
             # Extents count the recipe's system turn, which is not a message of the row.
             own = FlatMessages.of(part["messages"])
             added = conversations.messages.counts - own.counts
             each = zip(filled.extents, added[filled.rows].tolist(), strict=True)
             extents = np.fromiter((own and own.without_first(n) for own, n in each), np.object_)
-            return take_records(part, filled.rows, extents, self._config), texts
-        is_same = len(filled.rows) == part.num_rows
-        return (part if is_same else part.take(pa.array(filled.rows))), texts
+            records = take_records(part, filled.rows, extents, self._config)
+        elif len(filled.rows) < part.num_rows:
+            records = part.take(pa.array(filled.rows))
+        columns = [
+            filled.texts[name] if name in TEXTS.names else records[name] for name in FORMATTED.names
+        ]
+        return records, pa.table(columns, schema=FORMATTED), texts
 
-    def _windows(self, over: pa.Table) -> tuple[pa.Table, np.ndarray]:
-        """Return the windows of over-long conversations, and the row that each comes from."""
+    def _windows(self, table: pa.Table, rule: WindowRule) -> tuple[pa.Table, Int64s]:
+        """Split over-long conversations into windows.
 
-        def fits(talks: pa.Table) -> np.ndarray:
-            records, texts = self._records(talks)
-            fitting = np.setdiff1d(texts.filled.rows, self._over(records, texts))
-            return np.isin(np.arange(talks.num_rows), fitting)
+        Returns:
+            The windows (schema VALIDATED), and the row of `table` that each comes from, ascending.
+        """
+        flat = FlatMessages.of(table["messages"])
+        starts, weights, roles = (
+            flat.offsets,
+            flat.decide_weights(self._config),
+            flat["role"].to_pylist(),
+        )
+        edges: list[list[int]] = []  # of each row: start of each exchange, and end of the last
+        for start, end in pairwise(starts.tolist()):
+            first = start + (roles[start] == ROLES[0])
+            # Several user turns in a row begin one exchange, because the answer is to all of them.
+            begins = (
+                at
+                for at in range(first + 1, end)
+                if roles[at] == "user" and roles[at - 1] != "user"
+            )
+            edges.append([first, *begins, end])
 
-        return split_to_windows(over, self._config, fits)
+        def cut(windows: list[tuple[int, Window]]) -> pa.Table:
+            """Return windows as conversations; only a row's first one trains the system turn."""
+            ranges, own_weights = list[list[tuple[int, int]]](), list[Float32s | None]()
+            for row, (first, last) in windows:
+                head = int(starts[row]), edges[row][0]
+                body = edges[row][first], edges[row][last + 1]
+                own = [weights[slice(*head)] * (first == 0), weights[slice(*body)]]
+                is_whole = body == (edges[row][0], edges[row][-1])
+                ranges.append([head, body])
+                own_weights.append(None if is_whole else np.concatenate(own))
+            rows = np.array([row for row, _ in windows], np.int64)
+            return derive(table, self._config, rows, ranges, own_weights)
+
+        plans = [_plan(len(own) - 1) for own in edges]
+        asked = {row: next(plan) for row, plan in enumerate(plans)}
+        chosen: list[tuple[int, Window]] = []
+        while asked:
+            windows = [*asked.items()]
+            talks = cut(windows)
+            _, formatted, texts = self._records(talks)
+            rows = texts.filled.rows
+            fitting = np.setdiff1d(rows, rows[rule.over(formatted)])
+            fits = np.isin(np.arange(talks.num_rows), fitting)
+            for (row, _), answer in zip(windows, fits.tolist(), strict=True):
+                try:
+                    asked[row] = plans[row].send(answer)
+                except StopIteration as stop:
+                    del asked[row]
+                    chosen += [(row, window) for window in stop.value]
+        trained = [
+            (row, (first, last))
+            for row, (first, last) in sorted(chosen)
+            if (weights[edges[row][first] : edges[row][last + 1]] > 0).any()
+        ]
+        return cut(trained), np.array([row for row, _ in trained], np.int64)
 
 
 def _total(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     return dict(sorted(sum(map(Counter, counts), Counter[str]()).items()))
 
 
-def _formatted(records: pa.Table, filled: Filled) -> pa.Table:
-    columns = [
-        filled.texts[name] if name in TEXTS.names else records[name] for name in FORMATTED.names
-    ]
-    return pa.table(columns, schema=FORMATTED)
+def _plan(num_exchanges: int) -> Generator[Window, bool, list[Window]]:
+    """Ask whether windows fit, and return the ones that cover all exchanges.
+
+    Example:
+        >>> plan, answer = _plan(5), None  # windows of up to two exchanges fit
+        >>> try:
+        ...     while True:
+        ...         first, last = plan.send(answer)
+        ...         answer = last - first < 2
+        ... except StopIteration as stop:
+        ...     stop.value
+        [(0, 0), (1, 2), (3, 4)]
+    """
+    windows: list[Window] = []
+    last = num_exchanges - 1
+    while last >= 0:
+        good, bad, step = last, -1, 1
+        if (yield last, last):
+            while good - bad > 1:  # gallop, then halve
+                first = max(0, good - step) if bad < 0 else (good + bad) // 2
+                if (yield first, last):
+                    good, step = first, 2 * step
+                else:
+                    bad = first
+        windows.append((good, last))
+        last = good - 1
+    return windows[::-1]

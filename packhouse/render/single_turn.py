@@ -78,7 +78,8 @@ class SingleTurnEngine:
             opening = "".join(map(str, compiled.items[:first]))
             if self.ends.space and opening == self.ends.bos + self.ends.space:
                 # A text that begins with a space does not get another one.
-                texts = conversations.messages["content"].take(pa.array(conversations.starts[rows]))
+                starts = conversations.messages.offsets[rows]
+                texts = conversations.messages["content"].take(pa.array(starts))
                 is_spaced = pc.starts_with(texts, " ").to_numpy(zero_copy_only=False)
                 unspaced = self.build(shape, replace(self.ends, space=""))
                 assert isinstance(unspaced, CompiledTemplate)
@@ -92,7 +93,7 @@ class SingleTurnEngine:
     ) -> tuple[pa.Array | None, np.ndarray]:
         """Return the text of every row's label, and the rows that the template accepts by label."""
         if not self.needs_label:
-            return None, np.ones(conversations.num_rows, dtype=bool)
+            return None, np.ones(len(conversations.row), dtype=bool)
         given = conversations.label.is_valid().to_numpy(zero_copy_only=False)
         refused |= dict.fromkeys(np.flatnonzero(~given).tolist(), _UNLABELLED)
         if self.label_names is None:

@@ -24,18 +24,19 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from packhouse.recipe import FormatConfig
 from packhouse.records.conversations import BEGINS_THOUGHT
 from packhouse.render.chat_messages import Messages, function_of
-from packhouse.render.kinds import Kind, Kinds, Place, Turn
 from packhouse.render.losses import check_answer, is_thought
-from packhouse.render.predicates import Predicate
-from packhouse.render.provenance import Piece
+from packhouse.render.provenance import Piece, Predicate
 from packhouse.render.rendering import (
     Conversation,
+    Kind,
+    Kinds,
     Occurrence,
+    Place,
     Rendering,
     join_renderings,
     read_parts,
@@ -52,6 +53,25 @@ PROBE_TEXT = "Therefore"
 NOT_TRAINED = 'set "weight": 0 in that message to leave it untrained'
 MAX_BYTES = 2**26  # in all records of one row
 MAX_PROVEN = 16  # with more answers than this in a row, only one of each kind is rendered
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One trained answer, as inference sees it."""
+
+    message: int
+    prompt: Rendering
+    completion: Rendering
+    """Text after the prompt. Text after the stop token is not trained."""
+    end: int
+    """Number of bytes of the completion through its stop token."""
+    stop: bytes
+    """The stop token."""
+    trained: list[tuple[int, int]]
+    """Ranges of the completion: all of it, or the parts that generation blocks select."""
+    notes: tuple[str, ...] = ()
+    thinks: bool | None = None
+    """True if its prompt asks for reasoning; None if the template has no switch."""
 
 
 @dataclass
@@ -76,14 +96,9 @@ class Closing(NamedTuple):
     """Text that the template writes after an answer's last own text."""
 
     rendering: Rendering
-    size: int
-    """Number of bytes through the stop token."""
+    text: bytes
+    """Its text through the stop token."""
     stop: bytes
-
-    @property
-    def text(self) -> bytes:
-        """The text through the stop token."""
-        return self.rendering.text[: self.size]
 
 
 class Answers:
@@ -110,12 +125,24 @@ class Answers:
         self._raw, self._talk, self._config = raw, talk, config
         self._facts, self._control, self._limit = facts, control, limit
         self.notes = Counter[str]()
-        self._thinks = [self._has_thought(number) for number in range(len(raw))]
+        self._thinks: list[bool] = []
+        """True for each answer that has a thought, in its field or between tags."""
+        needs_tags = bool(facts.switch or facts.opens_thought or facts.opened)
+        for number, message in enumerate(raw):
+            content, is_answer = message["content"] or "", message["role"] == "assistant"
+            is_tagged = "</think>" in content
+            if is_answer and content and needs_tags and not message.get("reasoning"):
+                # Tags decide how this row is rendered, and may differ in rows of the same shape.
+                question = Predicate("contains", "</think>", is_tagged)
+                talk.trace.predicates.add((("content", number), question))
+            self._thinks.append(is_answer and (bool(message.get("reasoning")) or is_tagged))
         # An exchange is a user turn and all up to the next: roles s u a u a are in 0 1 1 2 2.
         self._exchange = list(accumulate(int(role == "user") for role in talk.roles))
-        self._thinking = {
-            self._exchange[number] for number, thinks in enumerate(self._thinks) if thinks
+        with_thought = {
+            at for at, thinks in zip(self._exchange, self._thinks, strict=True) if thinks
         }
+        self._is_thinking = [at in with_thought for at in self._exchange]
+        """True for each message whose exchange has a thought."""
 
     # Records.
 
@@ -128,32 +155,34 @@ class Answers:
         Raises:
             RefusedError: an answer cannot be trained as inference would have it.
         """
-        can_join = self._config.turns != "alone"
+        can_join, made = self._config.turns != "alone", list[Record]()
         if len(wanted) > MAX_PROVEN and can_join:
             if (long := self._long_record(wanted)) is not None:
-                return [long]
-            self.notes.clear()
-        made: list[Record] = []
+                made, wanted = [long], ()
+            else:
+                self.notes.clear()
         limit, history = self._limit, None
         for place, number in enumerate(wanted):
-            # What the last prompt keeps of the messages before an answer is in the answer's own
-            # prompt, too. If that is too long, all later prompts are.
-            if limit and history and not limit.fits(history.before(number)):
-                self.notes["answers_too_long"] += len(wanted) - place
-                break
+            if limit and history:
+                # What the last prompt keeps of the messages before an answer is in the answer's own
+                # prompt, too. If that is too long, all later prompts are.
+                later = (o.start for o in history.occurrences if o.field.message >= number)
+                if not limit.fits(history.text[: next(later, 0)]):
+                    self.notes["answers_too_long"] += len(wanted) - place
+                    break
             turn = self._turn(number)
             joined = self._join(made[-1], turn) if made and can_join else None
             if limit and made and joined is None and not limit.fits(turn.prompt.text):
                 self.notes["answers_too_long"] += 1
-                last = self._arguments(wanted[-1])[0][0]
-                history = history or self._talk.prefix(wanted[-1], last, is_prompt=True)
+                arguments = self._arguments(wanted[-1])[0][0]
+                history = history or self._talk.prefix(wanted[-1], arguments, is_prompt=True)
                 continue
             self.notes.update(turn.notes)
             if joined is None:
                 made.append(Record(joined := turn.prompt))
             record, start = made[-1], len(joined.text)
             record.thinks = turn.thinks
-            record.rendering = joined + turn.completion
+            record.rendering = join_renderings(joined, turn.completion)
             record.end, record.stop = start + turn.end, turn.stop
             record.spans += [Trained(start + a, start + b, number) for a, b in turn.trained]
             record.turns.append(number)
@@ -166,17 +195,14 @@ class Answers:
                     f"over {MAX_BYTES >> 20} MiB: the template rewrites the history before each. "
                     "Set format.turns: whole, or split the conversation before it is read",
                 )
-        self._extend(made[-1])
+        last = made[-1]
+        if last.num_messages < len(self._raw):
+            # Append the messages after the last trained answer, if the text before stays the same.
+            with suppress(RefusedError):
+                whole = self._talk.prefix(len(self._raw), self._arguments(len(self._raw) - 1)[0][0])
+                if whole.text.startswith(last.rendering.text[: last.end]):
+                    last.rendering, last.num_messages = whole, len(self._raw)
         return made
-
-    def _extend(self, last: Record) -> None:
-        """Append the messages after the last trained answer, if the text before stays the same."""
-        if last.num_messages == len(self._raw):
-            return
-        with suppress(RefusedError):
-            whole = self._talk.prefix(len(self._raw), self._arguments(len(self._raw) - 1)[0][0])
-            if whole.text.startswith(last.rendering.text[: last.end]):
-                last.rendering, last.num_messages = whole, len(self._raw)
 
     def _join(self, record: Record, turn: Turn) -> Rendering | None:
         """Extend the record so far by a prompt; return None if the prompt does not continue it.
@@ -200,7 +226,7 @@ class Answers:
             return None
         self.notes["rewritten_prompts"] += 1
         added = prompt.between(begin + size, len(prompt.text))
-        return record.rendering.between(0, record.end) + added
+        return join_renderings(record.rendering.between(0, record.end), added)
 
     def _closing_in_history(
         self, rendering: Rendering, begin: int, closing: bytes, stop: bytes
@@ -252,34 +278,35 @@ class Answers:
             whole = self._talk.prefix(wanted[-1], arguments, is_prompt=True)
         except RefusedError:
             return None
-        kinds = self._kinds(whole)
-        known = dict[object, Kind]()
+        kinds = Kinds(whole, self._talk, self._is_thinking)
+        known = dict[object, tuple[Kind, Turn, Counter[str]]]()
         record = Record(whole)
         pieces: list[Rendering | bytes] = []
         for number in wanted:
             place, key = kinds.place(number), kinds.key(number)
-            kind = known.get(key)
-            if kind is not None and place is not None and number != wanted[-1]:
+            if key in known and place is not None and number != wanted[-1]:
+                kind, pattern, notes = known[key]
                 head = whole.between(kinds.end + kind.skipped, place.before)
                 body = whole.between(place.first, place.last)
                 start = record.end + len(head.text) + len(kind.header)
                 end = start + len(kind.opening) + len(body.text) + len(kind.closing)
                 pieces += [head, kind.header + kind.opening, body, kind.closing]
-                record.stop, record.thinks = kind.stop, kind.thinks
-                self.notes.update(kind.notes)
+                record.stop, record.thinks = pattern.stop, pattern.thinks
+                self.notes.update(notes)
             else:
                 turn, before = self._turn(number), self.notes.copy()
-                record.rendering = join_renderings(pieces)
+                record.rendering = join_renderings(*pieces)
                 joined = self._join(record, turn) if pieces else turn.prompt
                 record.thinks = turn.thinks
                 self.notes.update(turn.notes)
                 if joined is None or turn.trained != [(0, turn.end)]:
                     return None
                 if number != wanted[-1]:
-                    kind = kinds.compare(record.end, joined, turn, self.notes - before)
-                    if kind is None:
+                    end = record.end
+                    found = kinds.compare(end, joined, number, turn.completion, turn.end)
+                    if found is None:
                         return None
-                    known[key] = kind
+                    known[key] = found, turn, self.notes - before
                 start = len(joined.text)
                 end = start + turn.end
                 last = number == wanted[-1]
@@ -290,12 +317,8 @@ class Answers:
             record.end, record.num_messages = end, number + 1
             kinds.advance(number)
             self._talk.num_written = number
-        record.rendering = join_renderings(pieces)
-        self._extend(record)
+        record.rendering = join_renderings(*pieces)
         return record
-
-    def _kinds(self, whole: Rendering) -> Kinds:
-        return Kinds(whole, self._talk, [at in self._thinking for at in self._exchange])
 
     # One rendering of all messages: `turns: whole`.
 
@@ -313,9 +336,10 @@ class Answers:
         if wanted[-1] == last and (own := whole.own(last)):
             ending = self._closing(last, {}, whole, at := own[-1].end)
             if not whole.text.startswith(ending.text, at):  # GLM's is the header of the next turn
-                longer = whole.between(0, at) + ending.rendering
+                longer = join_renderings(whole.between(0, at), ending.rendering)
                 whole = replace(longer, generation=whole.generation)
-        kinds, known = self._kinds(whole), dict[object, tuple[int, int]]()
+        kinds = Kinds(whole, self._talk, self._is_thinking)
+        known: dict[object, tuple[int, int]] = {}  # of each kind: length of header and of closing
         for number in wanted:
             place, key = kinds.place(number), kinds.key(number)
             if place is None:
@@ -368,28 +392,13 @@ class Answers:
 
     # Arguments: the thinking switch.
 
-    def _has_thought(self, number: int) -> bool:
-        message = self._raw[number]
-        if message["role"] != "assistant":
-            return False
-        if message.get("reasoning"):
-            return True
-        content = message["content"] or ""
-        is_tagged = "</think>" in content
-        facts = self._facts
-        if content and (facts.switch or facts.opens_thought or facts.opened):
-            # The answer decides how this row is rendered, and may differ in rows of the same shape.
-            question = Predicate("contains", "</think>", is_tagged)
-            self._talk.trace.predicates.add((("content", number), question))
-        return is_tagged
-
     def _arguments(self, number: int) -> list[tuple[dict[str, object], bool | None]]:
         """Return arguments to try, and whether they ask for reasoning (None without a switch)."""
         switch = self._facts.switch
         if switch is None or switch.name in self._talk.given.arguments:
             return [({}, None)]
         on, off = {switch.name: switch.thinking}, {switch.name: switch.plain}
-        if self._exchange[number] in self._thinking:
+        if self._is_thinking[number]:
             return [(on, True), (off, False)]
         return [(off, False)]
 
@@ -432,26 +441,23 @@ class Answers:
         start = self._start(number, prompt, finished)
         own_end = max([start or 0, *(o.end for o in finished.own(number, start or 0))])
         closing = self._closing(number, arguments, finished, own_end)
-        body: Rendering | None = None
-        notes: tuple[str, ...] = ()
+        body, notes = None, tuple[str, ...]()
         if start is not None:
             body = finished.between(start, own_end)
             if check_answer(self._talk, number, body):  # reasoning is missing
-                body = self._borrowed(number, arguments, prompt)
-                notes = ("borrowed_thoughts",) if body else ()
-        else:  # a final answer may remove reasoning that its prompt still has in the history
+                body = None
+        if body is None:  # a final answer may remove reasoning that its prompt still has in history
             body = self._borrowed(number, arguments, prompt)
             notes = ("borrowed_thoughts",) if body else ()
         if body is None:
-            body = self._with_thought_end(number, prompt, finished)
-            start = None
-        if check_answer(self._talk, number, body):
-            raise RefusedError(
-                "thought_lost",
-                f"message {number} (assistant) has reasoning in a field and in its text, and the "
-                "template leaves the latter out. Put all of it into the field (reasoning_content), "
-                f"or {NOT_TRAINED}",
-            )
+            body, start = self._with_thought_end(number, prompt, finished), None
+            if check_answer(self._talk, number, body):
+                raise RefusedError(
+                    "thought_lost",
+                    f"message {number} (assistant) has reasoning in a field and in its text, and "
+                    "the template leaves the latter out. Put all of it into the field "
+                    f"(reasoning_content), or {NOT_TRAINED}",
+                )
         # Templates that never write reasoning (Nemotron Nano v2) open `<think>` before any answer.
         in_thought = ends_in_tag(prompt.tail)
         is_unclosed = in_thought and b"</think>" not in body.text
@@ -461,12 +467,12 @@ class Answers:
             self._check_tagged(number, body)
         if any(match.group() in self._facts.stops for match in body.controls(self._control)):
             raise self._stop_inside(number, arguments, body, closing.stop)
-        end = len(body.text) + closing.size
+        end = len(body.text) + len(closing.text)
         trained = [(0, end)]
         if finished.generation and start is not None and not notes:
             blocks = in_blocks(number, finished, start, start + end)
             trained = [(a - start, b - start) for a, b in blocks]
-        completion = body + closing.rendering
+        completion = join_renderings(body, closing.rendering)
         return Turn(number, prompt, completion, end, closing.stop, trained, notes)
 
     def _prompt(
@@ -555,7 +561,7 @@ class Answers:
         fields = self._talk.trace.fields
         thought = next(f for f in fields if f.kind == "thought" and f.message == number)
         reasoning = read_parts([Piece(thought.value, thought, 0, len(thought.value))])
-        return join_renderings([reasoning, end.encode(), answer])
+        return join_renderings(reasoning, end.encode(), answer)
 
     def _thought_lost(self, number: int, more: str, remedies: Sequence[str]) -> RefusedError:
         advice = ", or ".join(remedies)
@@ -681,11 +687,13 @@ class Answers:
         following = [*rest.controls(self._control)]
         for match in following:
             if match.group() in self._facts.stops:
-                return Closing(rest, match.end(), match.group())
+                return Closing(rest, rest.text[: match.end()], match.group())
         calls = self._raw[number].get("tool_calls") and self._talk.messages[number]["tool_calls"]
-        probes: Messages = [{"role": "user", "content": PROBE_TEXT}]
-        if calls:
-            probes = [_probe_result(call) for call in calls]
+        probes: Messages = [] if calls else [{"role": "user", "content": PROBE_TEXT}]
+        for call in calls or ():
+            probe = {"role": "tool", "content": PROBE_TEXT, "name": function_of(call).get("name")}
+            probe["tool_call_id"] = isinstance(call, dict) and call.get("id")
+            probes.append({key: value for key, value in probe.items() if value})
         with suppress(RefusedError):
             longer = self._talk.prefix(number + 1, arguments, then=probes)
             next_start = min((o.start for o in longer.own(number + 1)), default=0)
@@ -698,7 +706,8 @@ class Answers:
             if gap.text.startswith(rest.text.rstrip(b"\n")) or not rest.text.strip():
                 following += controls
                 if stop is not None:
-                    return Closing(gap.between(0, stop.end()), stop.end(), stop.group())
+                    ending = gap.between(0, stop.end())
+                    return Closing(ending, ending.text, stop.group())
         known = sorted(stop.decode() for stop in self._facts.stops)
         others = [m.group().decode() for m in following if m.group() not in self._facts.stops]
         remedy = "Give format.template a Jinja file that ends the message"
@@ -709,30 +718,6 @@ class Answers:
             f"no stop token ({', '.join(known)}) follows message {number} (assistant), but "
             f"{shown(rest.text[:40])}. {remedy}, or {NOT_TRAINED}",
         )
-
-
-def _probe_result(call: Any) -> dict[str, Any]:
-    own: dict[str, Any] = {"role": "tool", "content": PROBE_TEXT}
-    if isinstance(call, dict) and call.get("id"):
-        own["tool_call_id"] = call["id"]
-    if name := function_of(call).get("name"):
-        own["name"] = name
-    return own
-
-
-def merge_touching(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Join ranges that touch.
-
-    Example:
-        >>> merge_touching([(0, 3), (3, 5), (6, 7)])
-        [(0, 5), (6, 7)]
-    """
-    merged: list[tuple[int, int]] = []
-    for start, end in ranges:
-        if merged and merged[-1][1] == start:
-            start = merged.pop()[0]
-        merged.append((start, end))
-    return merged
 
 
 def in_blocks(number: int, rendering: Rendering, start: int, end: int) -> list[tuple[int, int]]:
@@ -752,8 +737,13 @@ def in_blocks(number: int, rendering: Rendering, start: int, end: int) -> list[t
     """
     own = rendering.own(number, start)
     first, last = (own[0].start, own[-1].end) if own else (start, start)
-    blocks = [(max(a, start), min(b, end)) for a, b in rendering.generation]
-    blocks = merge_touching([(a, b) for a, b in blocks if a < b])
+    blocks: list[tuple[int, int]] = []
+    for a, b in rendering.generation:
+        a, b = max(a, start), min(b, end)
+        if a < b and blocks and blocks[-1][1] == a:  # [0, 3) and [3, 5) are one block
+            a, _ = blocks.pop()
+        if a < b:
+            blocks.append((a, b))
     if not blocks or blocks[-1][1] < last or (own and blocks[-1][0] >= last):
         raise RefusedError(
             "template",

@@ -1,8 +1,8 @@
 """Run the chain: its steps and their cache, in one process or several.
 
-chain.py       validate -> format -> tokenize -> pack -> split -> publish, top to bottom
-step.py        definition of steps and jobs, and how a job runs
+chain.py       the plan of all jobs; then validate -> format -> tokenize -> pack -> split -> publish
+step.py        steps and jobs, and how jobs run in one or several processes
 steps/         one file per step
 cache.py       finished steps by key
-local_pool.py  jobs in several processes
+cache_room.py  size of the cache: pins of running jobs, deletion and limits
 """

@@ -13,7 +13,7 @@ A hit counts only if the receipt's own digest and the size and sha256 of every f
 was deleted or altered, the step runs again. A killed step leaves only a folder under `tmp/`. The
 operating system frees its lock, so the next step can remove the folder without relying on clocks.
 If two processes compute the same key, both finish, the first rename wins, and the other process
-uses that result. Hashing runs at about 1.8 GB/s, so checking a hit of 100 MB takes 60 ms.
+uses that result.
 """
 
 import fcntl
@@ -26,6 +26,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from io import FileIO
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Generic, Protocol, TypeVar, cast
 
@@ -40,8 +41,8 @@ from packhouse.system.disks import CachePlace, check_cache, default_cache, disk_
 from packhouse.system.fingerprint import canonical_json, digest, file_sha256
 from packhouse.system.wording import first_line
 
+# Lock file in a work folder, deleted once the folder becomes a finished step.
 LOCK = ".lock"
-"""Lock file in a work folder, deleted once the folder becomes a finished step."""
 
 # Names of output files, such as `train-00000.parquet`: no folders and no leading dot, so a receipt
 # from a mirror cannot point outside its folder.
@@ -141,8 +142,7 @@ class StepStore:
         Raises:
             DiskError: the cache cannot be written.
         """
-        found = self.find(step, key, read)
-        if found is not None:
+        if found := self.find(step, key, read):
             with suppress(OSError):  # a read-only cache, or the step is being deleted
                 # Mark it as used: `packhouse cache gc` deletes the least recently used first.
                 os.utime(found.path("receipt.json"))
@@ -151,8 +151,38 @@ class StepStore:
             self.sweep()
             start = time.perf_counter()
             facts = compute(work)
-            _write_receipt(work, step, key, facts, time.perf_counter() - start)
-            return self._commit(work, step, key, read)
+            # Written last, and renamed with the folder: a receipt exists only with all its files.
+            receipt = {
+                "step": step,
+                "key": key,
+                "seconds": round(time.perf_counter() - start, 3),
+                "files": {
+                    path.name: {"size": path.stat().st_size, "sha256": file_sha256(path)}
+                    for path in sorted(work.iterdir())
+                    if path.name != LOCK
+                },
+                "facts": dict(facts),
+            }
+            data = canonical_json({**receipt, "digest": digest(receipt)})
+            (work / "receipt.json").write_bytes(data)
+            folder = self.root / step / key
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            for _ in range(3):
+                try:
+                    work.rename(folder)
+                    break
+                except OSError:
+                    if winner := self.find(step, key, read):
+                        return winner
+                    # It is damaged or from another release: delete it and try again.
+                    shutil.rmtree(folder, ignore_errors=True)
+            else:
+                raise OSError(f"could not move '{work}' to '{folder}'")
+            # Only now: if the process had been killed before the rename, a sweep needs the lock.
+            (folder / LOCK).unlink(missing_ok=True)
+            made = self.peek(step, key, read)
+            assert made is not None, f"facts of '{step}' do not survive a round trip"
+            return replace(made, cached=False)
 
     @contextmanager
     def work_folder(self, name: str) -> Iterator[Path]:
@@ -163,16 +193,11 @@ class StepStore:
         """
         work = self.root / "tmp" / f"{name}-{uuid.uuid4().hex[:12]}"
         try:
+            # `disk_errors` measures free space, so it must come before the folder is removed.
             with disk_errors(self.root):
                 work.mkdir(parents=True)
-                lock = (work / ".new").open("xb")
-            # `disk_errors` measures free space, so it must come before the folder is removed.
-            with lock, disk_errors(self.root):
-                with suppress(OSError):  # without file locks, nothing is ever swept
-                    fcntl.flock(lock, fcntl.LOCK_EX)
-                # Rename after locking: a sweep must never see the lock file unlocked.
-                (work / ".new").rename(work / LOCK)
-                yield work
+                with locked_file(work / LOCK):
+                    yield work
         finally:
             shutil.rmtree(work, ignore_errors=True)
 
@@ -184,39 +209,6 @@ class StepStore:
         for folder in dead:
             shutil.rmtree(folder, ignore_errors=True)
         return len(dead)
-
-    def _commit(self, work: Path, step: str, key: str, read: ReadFacts) -> AnyReceipt:
-        folder = self.root / step / key
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        for _ in range(3):
-            try:
-                work.rename(folder)
-            except OSError:
-                winner = self.find(step, key, read)
-                if winner is not None:
-                    return winner
-                # It is damaged or from another release: delete it and try again.
-                shutil.rmtree(folder, ignore_errors=True)
-                continue
-            # Only now: if the process had been killed before the rename, a sweep needs the lock.
-            (folder / LOCK).unlink(missing_ok=True)
-            receipt = self.peek(step, key, read)
-            assert receipt is not None, f"facts of '{step}' do not survive a round trip"
-            return replace(receipt, cached=False)
-        raise OSError(f"could not move '{work}' to '{folder}'")
-
-
-def _write_receipt(
-    work: Path, step: str, key: str, facts: Mapping[str, Any], seconds: float
-) -> None:
-    files = {
-        path.name: {"size": path.stat().st_size, "sha256": file_sha256(path)}
-        for path in sorted(work.iterdir())
-        if path.name != LOCK
-    }
-    about = {"step": step, "key": key, "seconds": round(seconds, 3)}
-    receipt = {**about, "files": files, "facts": dict(facts)}
-    (work / "receipt.json").write_bytes(canonical_json({**receipt, "digest": digest(receipt)}))
 
 
 def parse_receipt(
@@ -252,6 +244,7 @@ def parse_receipt(
 
 def is_intact(receipt: AnyReceipt) -> bool:
     """Read every file of a receipt and return True if all are unchanged."""
+    # Hashing runs at about 1.8 GB/s, so checking a hit of 100 MB takes 60 ms.
     try:
         return all(
             receipt.path(name).stat().st_size == fact.size
@@ -260,6 +253,19 @@ def is_intact(receipt: AnyReceipt) -> bool:
         )
     except OSError:  # deleted, or replaced by a folder
         return False
+
+
+@contextmanager
+def locked_file(path: Path) -> Iterator[FileIO]:
+    """Create a file that is locked from the moment it appears, until the block or process ends."""
+    staged = path.with_name(f"{path.name}.new")
+    # Unbuffered: closing it must not fail on a full disk.
+    with staged.open("xb", buffering=0) as file:
+        with suppress(OSError):  # without file locks, nothing is ever deleted
+            fcntl.flock(file, fcntl.LOCK_EX)
+        # Rename after locking: other processes delete files that are not locked.
+        staged.rename(path)
+        yield file
 
 
 def has_ended(path: Path) -> bool:

@@ -31,7 +31,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -41,19 +41,20 @@ from pydantic import Field, TypeAdapter
 
 from packhouse.errors import ConfigError
 from packhouse.read import SourceShard
-from packhouse.run.cache import has_ended
+from packhouse.run.cache import has_ended, locked_file
 from packhouse.run.step import AnyJob
 from packhouse.system.disks import disk_errors, free_space, write_whole
 
 log = logging.getLogger("packhouse.run.cache")
 
 _USUAL_DAYS = 30
+# Days that the steps of a failed or killed run stay pinned, so that the next run can resume.
 UNFINISHED_DAYS = 7
-"""Days that the steps of a failed or killed run stay pinned."""
 
 Hold = Callable[[Iterable[str]], None]
 """Pins more steps by key."""
 
+# Errors of `flock` on file systems without locks.
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
@@ -77,17 +78,10 @@ def hold_steps(cache: Path, version_id: str, keys: Iterable[str]) -> Iterator[Ho
             while lines:
                 lines = lines[file.write(lines) :]
 
-    staged = path.with_suffix(".new")
-    with disk_errors(cache):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # Unbuffered: closing it must not fail on a full disk.
-        file = staged.open("xb", buffering=0)
-    with file:
-        with suppress(OSError):  # without file locks, nothing is ever deleted
-            fcntl.flock(file, fcntl.LOCK_EX)
+    with ExitStack() as stack:
         with disk_errors(cache):
-            # Rename after locking: another attempt deletes files that are not locked.
-            staged.rename(path)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = stack.enter_context(locked_file(path))
         try:
             hold(keys)
         except BaseException:
@@ -165,6 +159,7 @@ def forget_tries(cache: Path, version_id: str = "*") -> None:
                 path.unlink(missing_ok=True)
 
 
+# Files jobs that read all shards, but have a digest of their keys in their own key, not the keys.
 _OF_ALL_SHARDS = ("quarantine", "dropped")
 
 
@@ -281,13 +276,20 @@ def max_cache_bytes() -> int | None:
 
 def list_steps(cache: Path) -> list[Cached]:
     """List the finished jobs of a cache by step and key. Reads the size of every file."""
-    last_used = _last_runs(cache)
+    # Key -> time of the last run of any dataset that used it.
+    last_used: dict[str, float] = {}
+    for path in (cache / "runs").glob("*.json"):
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            at = path.stat().st_mtime
+            for job in orjson.loads(path.read_bytes()):
+                last_used[job["key"]] = max(at, last_used.get(job["key"], 0.0))
     held = held_keys(cache)
     found = []
     for folder in sorted((cache / "steps").glob("*/*")):
         if folder.parent.name == "tmp":
             continue
-        with suppress(FileNotFoundError, NotADirectoryError):  # another process deleted it
+        # Another process may delete it now.
+        with suppress(FileNotFoundError, NotADirectoryError):
             sizes = [file.stat().st_size for file in folder.iterdir()]
             used_at = (folder / "receipt.json").stat().st_mtime
             found.append(
@@ -301,17 +303,6 @@ def list_steps(cache: Path) -> list[Cached]:
                 )
             )
     return found
-
-
-def _last_runs(cache: Path) -> dict[str, float]:
-    """Return the steps that the last run of any dataset used: key -> time of that run."""
-    keys: dict[str, float] = {}
-    for path in (cache / "runs").glob("*.json"):
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            at = path.stat().st_mtime
-            for job in orjson.loads(path.read_bytes()):
-                keys[job["key"]] = max(at, keys.get(job["key"], 0.0))
-    return keys
 
 
 def choose_steps(
@@ -412,12 +403,11 @@ def keep_limits(cache: Path, obsolete: Collection[str] = ()) -> CacheRoom:
     is_limited = max_cache_bytes() is not None
     found = list_steps(cache)
 
-    def is_over(each: Cached) -> bool:
+    gone, left = list[Cached](), list[Cached]()
+    for each in found:
         is_obsolete = each.key in obsolete and not each.is_used
-        return not each.is_held and (is_obsolete or each.used_at < oldest)
-
-    gone = [each for each in found if is_over(each)]
-    left = [each for each in found if not is_over(each)]
+        is_over = not each.is_held and (is_obsolete or each.used_at < oldest)
+        (gone if is_over else left).append(each)
     most = cache_room(cache, left).max_bytes
     gone += choose_steps(left, most, spare_used=not is_limited)
     freed = remove_steps(cache, gone)

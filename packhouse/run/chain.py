@@ -1,30 +1,46 @@
 """Run the chain: validate -> format -> tokenize -> pack -> split -> publish.
 
-Through tokenize, a job processes one shard of input. Pack then plans the whole dataset from lengths
-alone. After that, a job produces one shard of output: gather collects its tokens and files writes
-it. Publish commits all of them.
+```
+validate -> format -> tokenize -> pack -> gather -> audit of packs, files -> publish
+   (per shard of input)      (whole dataset)  (per shard of output)
+               audit of shards    split, audit of records
+```
 
-`run` executes the jobs of a step and returns their receipts, either on this machine
-(`packhouse.run.local_pool`) or as Prefect tasks (`tasks.runner`). Both call
+`plan_jobs` plans all jobs up to pack, with their keys, before any work is done. Pack plans the
+packs of the whole dataset from lengths alone. Only then is the number of packs known, so
+`output_jobs` plans gather, the audit of packs, and files, with keys derived from the key of pack.
+Jobs of a step do not read one another, so they can run at the same time, on any number of workers.
+
+- Changing `seq_len` changes the keys of pack and later steps, but no earlier key.
+- Appending rows to a file changes only the keys of its last shards, up to tokenize.
+- The key of publish is the version id, so the id is known before the first byte is written.
+
+A `run` executes the jobs of a step and returns their receipts, either on this machine
+(`packhouse.run.step.LocalRunner`) or as Prefect tasks (`tasks.runner`). Both call
 `packhouse.run.step.execute`, so the output is the same.
 """
 
 import logging
+import shlex
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 
 from packhouse.errors import DiskError, EmptyDatasetError, QuarantineLimitError
+from packhouse.pack.dedup import needs_fingerprints
+from packhouse.read import SourceShard
+from packhouse.read.tabular import TABULAR
 from packhouse.recipe import Recipe
 from packhouse.records.gates import GateLog, GateResult
 from packhouse.records.ledger import LedgerLine, RowCounts, check_quarantine, ledger_of
 from packhouse.records.render_counts import factor_note
 from packhouse.registry import function_of_addon, has_function
-from packhouse.run.cache import AnyReceipt, Mirror, Workspace
+from packhouse.run.cache import AnyReceipt, Mirror, Workspace, open_mirror
 from packhouse.run.cache_room import (
-    Hold,
     hold_steps,
     in_mb,
     keep_limits,
@@ -32,19 +48,42 @@ from packhouse.run.cache_room import (
     obsolete_keys,
     save_last_run,
 )
-from packhouse.run.local_pool import Run
-from packhouse.run.step import AnyJob
-from packhouse.run.steps import STEPS
-from packhouse.run.steps.format import FORMAT, check_reasoning, split_text_of
-from packhouse.run.steps.plan import Plan, bytes_needed, output_jobs, plan_jobs
-from packhouse.run.steps.publish import Published
-from packhouse.run.steps.validate import check_all_text_is_read, filters_of_run
+from packhouse.run.step import AnyJob, Job, LocalRunner, Run
+from packhouse.run.steps import (
+    STEPS,
+    audit,
+    files,
+    format,
+    gather,
+    pack,
+    publish,
+    split,
+    tokenize,
+    validate,
+)
+from packhouse.run.steps.audit import AUDIT, AuditParameters
+from packhouse.run.steps.files import FilesParameters
+from packhouse.run.steps.format import FORMAT, FormatParameters, check_reasoning, split_text_of
+from packhouse.run.steps.gather import PackRange
+from packhouse.run.steps.pack import SIDES, PackFacts, PackParameters
+from packhouse.run.steps.publish import PUBLISH, Published, PublishParameters
+from packhouse.run.steps.split import SplitParameters
+from packhouse.run.steps.tokenize import TokenizeParameters
+from packhouse.run.steps.validate import (
+    QUARANTINE,
+    ValidateParameters,
+    check_all_text_is_read,
+    filters_of_run,
+)
 from packhouse.store.guard import check_usable
 from packhouse.store.layout import pinned
+from packhouse.system.disks import CachePlace, make_cache
+from packhouse.system.plugins import import_extra
 from packhouse.system.progress import after_first_job, say, start_phase
 from packhouse.system.terminal import check_interrupted
 from packhouse.system.wording import counted
 from packhouse.system.worker import return_freed_memory, run_if_idle
+from packhouse.tokenize import fingerprint_tokenizer
 from packhouse.tokenize.encoders import forget_encoders
 
 log = logging.getLogger("packhouse.run.cache")
@@ -97,6 +136,175 @@ class Prepared:
         return self.published.created
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """Jobs known before any work is done. `output_jobs` returns the rest."""
+
+    validate: tuple[Job[ValidateParameters], ...]
+    format: tuple[Job[FormatParameters], ...]
+    beside: tuple[AnyJob, ...]
+    """Side jobs that run with the format jobs: fingerprints if the recipe deduplicates, and
+    searches for benchmarks if it names any."""
+    tokenize: tuple[Job[TokenizeParameters], ...]
+    pack: Job[PackParameters]
+    split: Job[SplitParameters]
+    audit: tuple[Job[AuditParameters], ...]
+    """Audits of shards and records; audits of packs are among the output jobs."""
+    publish: Job[PublishParameters]
+    """Its key is final. Its inputs other than the split are added by `output_jobs`."""
+
+    @property
+    def version_id(self) -> str:
+        """First 16 hex digits (64 bits) of the key of publish."""
+        return self.publish.key[:16]
+
+    @property
+    def shards(self) -> list[SourceShard]:
+        """Shards of the sources, in order."""
+        return [job.parameters.shard for job in self.validate]
+
+    def __iter__(self) -> Iterator[AnyJob]:
+        """Iterate over all jobs except side jobs; each comes after the jobs that it reads."""
+        yield from (*self.validate, *self.format, *self.tokenize)
+        yield from (self.pack, self.split, *self.audit, self.publish)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OutputJobs:
+    """Jobs that can be planned only after pack, by step."""
+
+    gather: tuple[Job[PackRange], ...]
+    audit: tuple[Job[AuditParameters], ...]
+    """Audits of the gathered packs."""
+    files: tuple[Job[FilesParameters], ...]
+    """Data files of train and eval, exports, records, quarantine, in the order of the manifest."""
+    publish: Job[PublishParameters]
+    """The publish job of the plan with all its inputs."""
+
+    def __iter__(self) -> Iterator[AnyJob]:
+        """Iterate over the jobs; each comes after the jobs that it reads."""
+        yield from (*self.gather, *self.audit, *self.files, self.publish)
+
+
+def plan_jobs(recipe: Recipe) -> Plan:
+    """Scan the sources and create every job with its key.
+
+    Reads the sources (for their sha256) and the tokenizer's files once.
+
+    Raises:
+        ConfigError: a package that an export needs is not installed.
+        SourceError: a source does not exist or is not in the stated format.
+        TokenizerError: the tokenizer folder is not valid.
+    """
+    if "msgpack" in (export.format for export in recipe.publish.exports):
+        # Fail now rather than after all other work is done.
+        import_extra("msgpack", "msgpack", "export format 'msgpack'")
+    tokenizer = fingerprint_tokenizer(recipe.tokenizer)
+    validated = tuple(validate.jobs(recipe, tokenizer))
+    benchmarks = function_of_addon("benchmarks_of")(recipe) if recipe.audit.benchmarks else {}
+    formatted = tuple(format.job(recipe, tokenizer, job, benchmarks) for job in validated)
+    beside: list[AnyJob] = []
+    if needs_fingerprints(recipe.dedup):
+        pairs = zip(validated, formatted, strict=True)
+        beside += [format.fingerprint_job(recipe, a.ref, b.ref, b.label) for a, b in pairs]
+    if benchmarks:
+        search = function_of_addon("benchmark_job")
+        beside += [search(benchmarks, job.ref, job.label, job.size) for job in validated]
+    tokenized = tuple(tokenize.job(recipe, tokenizer, job) for job in formatted)
+    packed = pack.job(recipe, validated, formatted, tokenized, benchmarks)
+    split_job = split.job(recipe, packed)
+    return Plan(
+        validate=validated,
+        format=formatted,
+        beside=tuple(beside),
+        tokenize=tokenized,
+        pack=packed,
+        split=split_job,
+        audit=tuple(audit.jobs(validated, formatted, tokenized, packed, recipe)),
+        publish=publish.job(recipe, split_job, {**benchmarks, **audit.checks_of(recipe)}),
+    )
+
+
+def output_jobs(plan: Plan, recipe: Recipe, packed: PackFacts) -> OutputJobs:
+    """Create the jobs after pack.
+
+    Raises:
+        EmptyDatasetError: no record was packed.
+    """
+    if not any(side.num_packs for side in packed.sides.values()):
+        raise EmptyDatasetError(
+            f"no record fits into seq_len {recipe.pack.seq_len:,}, so there is nothing to publish. "
+            "Raise pack.seq_len, or set pack.over_length to truncate_turns."
+        )
+    by_side = {side: gather.jobs(plan.pack, side, packed.sides[side]) for side in SIDES}
+    gathered = tuple(chain(*by_side.values()))
+    audited = tuple(
+        AUDIT.job(AuditParameters(of="packs"), [job.ref], label=job.label, size=job.size)
+        for job in gathered
+    )
+    shards = {"validate": plan.validate, "format": plan.format, "tokenize": plan.tokenize}
+    written = files.jobs(recipe, shards, plan.pack, packed, by_side)
+    reads = (
+        *(plan.split, *plan.validate, *plan.format, *plan.tokenize, plan.pack),
+        *(*plan.beside, *gathered, *plan.audit, *audited, *written),
+    )
+    # Its key does not change: the keys of these jobs are derived from keys that it covers already.
+    last = replace(plan.publish, inputs=tuple(job.ref for job in reads))
+    return OutputJobs(gather=gathered, audit=audited, files=written, publish=last)
+
+
+# Bytes written per raw byte, measured on Alpaca (docs/performance.md).
+_WRITTEN = {"validate": 1.3, "format": 1.6, "tokenize": 1.3}
+_WRITTEN_AFTER_PACK = 2.0
+# Approximate raw bytes per byte of a Parquet or Arrow file.
+_COLUMNAR = 4.0
+
+
+def bytes_needed(plan: Plan, workspace: Workspace) -> int:
+    """Estimate how many bytes a run will add to the cache."""
+    num_shards = Counter(shard.file for shard in plan.shards)
+    raw = needed = 0.0
+    for jobs in zip(plan.validate, plan.format, plan.tokenize, strict=True):
+        shard, size = jobs[0].parameters.shard, float(jobs[0].size)
+        if shard.file_format in TABULAR:  # each shard has the size of its whole file
+            size *= _COLUMNAR / num_shards[shard.file]
+        raw += size
+        todo = (job.step.name for job in jobs if job.step.peek(job.key, workspace) is None)
+        needed += sum(_WRITTEN[step] * size for step in todo)
+    if PUBLISH.peek(plan.publish.key, workspace) is None:
+        needed += _WRITTEN_AFTER_PACK * raw
+    return round(needed)
+
+
+def prepare_recipe(
+    recipe: Recipe, place: CachePlace, workers: int | None = 1, *, file: str | None = None
+) -> tuple[Prepared, list[str]]:
+    """Run the chain in this process, or in several processes of this machine.
+
+    Args:
+        recipe: recipe to run.
+        place: location of the cache.
+        workers: number of processes; see `LocalRunner`.
+        file: path of the recipe, if it has one, for the command in the error about bad rows.
+
+    Returns:
+        Result of the run, and notes on a mirror that could not be used.
+
+    Raises:
+        PackhouseError: nothing was published.
+    """
+    make_cache(place.folder)
+    mirror, workspace = open_mirror(place), Workspace(cache=place.folder)
+    with LocalRunner(recipe=recipe, workspace=workspace, workers=workers) as run:
+        try:
+            prepared = prepare(recipe, run, place.folder, mirror=mirror)
+        except (EmptyDatasetError, QuarantineLimitError) as error:
+            target = file or next(iter(error.facts.get("places", [])), "RECIPE")
+            said = str(error).replace("show RECIPE`", f"show {shlex.quote(target)}`")
+            raise type(error)(said, **error.facts) from None
+    return prepared, list(mirror.notes) if mirror else []
+
+
 def prepare(
     recipe: Recipe,
     run: Run,
@@ -123,22 +331,73 @@ def prepare(
     Raises:
         PackhouseError: see `packhouse.errors`; each names the file, place, limit and fix.
     """
-    gates = gates or GateLog()
+    gates, workspace = gates or GateLog(), Workspace(cache=cache)
     start_phase("planning" if plan is None else "checking the store")
     check_usable(recipe.publish.store)
-    golden = check_golden(recipe, Workspace(cache=cache).tokenizers)
+    golden = check_golden(recipe, workspace.tokenizers)
     gates.add([golden])
     plan = plan or plan_jobs(recipe)
-    before = load_last_run(cache, recipe.dataset).values()
-    keys = [job.key for job in (*plan, *plan.beside)]
-    with hold_steps(cache, plan.version_id, keys) as hold:
-        _say_room(cache, plan)
-        prepared = _do_steps(recipe, run, cache, plan, gates, mirror, hold)
+    last_run = load_last_run(cache, recipe.dataset).values()
+    with hold_steps(cache, plan.version_id, [job.key for job in (*plan, *plan.beside)]) as hold:
+        room, needed = keep_limits(cache), bytes_needed(plan, workspace)
+        log.info("cache '%s': %s; this run adds about %s", cache, room, in_mb(needed))
+        if needed > room.free_bytes:
+            log.warning(
+                "cache '%s' has %s free, but this run needs about %s. Free some space, "
+                "or the run may fail with a full disk.",
+                cache,
+                in_mb(room.free_bytes),
+                in_mb(needed),
+            )
+        steps = _Steps(recipe, run, workspace, plan, mirror)
+
+        validated = steps.do(plan.validate)
+        steps.check_rows()
+        check_all_text_is_read(recipe, plan.validate, validated)
+        return_freed_memory()  # the worker needs some for tokenizers now
+
+        if not all(FORMAT.peek(job.key, workspace) for job in plan.format):
+            check_reasoning(recipe, validated, workspace.tokenizers)
+        with after_first_job(steps.warn_of_repeated_text):
+            formatted = steps.do(plan.format)
+        steps.check_rows()
+
+        steps.do(plan.tokenize)
+        gates.add([steps.check_rows()])
+        # 150 MB for Qwen; the steps that follow encode nothing.
+        run_if_idle(forget_encoders)
+
+        (packed,) = steps.do([plan.pack])
+        output = output_jobs(plan, recipe, packed.facts)
+        hold(job.key for job in output)
+        steps.do(output.gather)
+
+        steps.do([plan.split])
+        ledger = ledger_of(steps.done)  # raises if a row is not accounted for
+
+        steps.do((*plan.audit, *output.audit))
+        steps.do(output.files)
+        return_freed_memory()  # the worker needs some for the report
+        (published,) = steps.do([output.publish])
+        save_last_run(cache, recipe.dataset, (*plan, *plan.beside, *output))
+        gates.add(published.facts.gates, steps.seconds["audit"])
+        note = factor_note(split_text_of(formatted), recipe.format)
     try:
-        keep_limits(cache, obsolete_keys(before, plan.shards))
+        keep_limits(cache, obsolete_keys(last_run, plan.shards))
     except DiskError as error:  # the version is published; the next run tries again
         log.warning("cache '%s' is over its limits and could not be trimmed: %s", cache, error)
-    return replace(prepared, golden=golden.total)
+    return Prepared(
+        dataset=recipe.dataset,
+        store=recipe.publish.store,
+        sources=tuple(source.path for source in recipe.sources),
+        published=published.facts,
+        gates=tuple(gates.results),
+        golden=golden.total,
+        ledger=ledger,
+        factor_note=note,
+        receipts=steps.done,
+        seconds=steps.seconds,
+    )
 
 
 def check_golden(recipe: Recipe, tokenizers: Path) -> GateResult:
@@ -155,109 +414,57 @@ def check_golden(recipe: Recipe, tokenizers: Path) -> GateResult:
     return checked
 
 
-def _say_room(cache: Path, plan: Plan) -> None:
-    room, needed = keep_limits(cache), bytes_needed(plan, Workspace(cache=cache))
-    log.info("cache '%s': %s; this run adds about %s", cache, room, in_mb(needed))
-    if needed > room.free_bytes:
-        log.warning(
-            "cache '%s' has %s free, but this run needs about %s. Free some space, "
-            "or the run may fail with a full disk.",
-            cache,
-            in_mb(room.free_bytes),
-            in_mb(needed),
-        )
+class _Steps:
+    """Steps of a run that are done, with their receipts and times."""
 
+    def __init__(
+        self, recipe: Recipe, run: Run, workspace: Workspace, plan: Plan, mirror: Mirror | None
+    ) -> None:
+        self.recipe, self.run, self.workspace = recipe, run, workspace
+        self.plan, self.mirror = plan, mirror
+        self.done: list[AnyReceipt] = []
+        self.seconds: dict[str, float] = {}
 
-def _do_steps(
-    recipe: Recipe,
-    run: Run,
-    cache: Path,
-    plan: Plan,
-    gates: GateLog,
-    mirror: Mirror | None,
-    hold: Hold,
-) -> Prepared:
-    done: list[AnyReceipt] = []
-    seconds: dict[str, float] = {}
-
-    def do(jobs: Sequence[AnyJob]) -> list[AnyReceipt]:
+    def do(self, jobs: Sequence[AnyJob]) -> list[AnyReceipt]:
+        """Run the jobs of one step and print a line about it."""
         check_interrupted()  # C code may have swallowed the exception of a signal
         start = time.perf_counter()
         # Format jobs also run the side jobs of their shard (`then` in `steps/format.py`).
-        beside = plan.beside if jobs is plan.format else ()
-        with mirror.sharing([job.ref for job in (*jobs, *beside)]) if mirror else nullcontext():
-            receipts = run(jobs)
-        seconds[receipts[0].step] = time.perf_counter() - start
-        _say_done(receipts, seconds[receipts[0].step], done)
-        done.extend(receipts)
+        beside = self.plan.beside if jobs is self.plan.format else ()
+        refs = [job.ref for job in (*jobs, *beside)]
+        with self.mirror.sharing(refs) if self.mirror else nullcontext():
+            receipts = self.run(jobs)
+        step, seconds = receipts[0].step, time.perf_counter() - start
+        self.seconds[step] = seconds
+        facts = [receipt.facts for receipt in receipts if isinstance(receipt.facts, RowCounts)]
+        before = [receipt.facts for receipt in self.done if isinstance(receipt.facts, RowCounts)]
+        # A row may have become several records, unless it was only repeated.
+        unit = "record" if any(set(each.added) - {"repeated"} for each in before) else "row"
+        rows = sum(each.rows_in for each in facts)
+        what = counted(rows, unit) if rows else counted(len(receipts), "job")
+        num_cached = sum(receipt.cached for receipt in receipts)
+        if num_cached == len(receipts):
+            what += " cached"
+        elif num_cached:
+            what += f" ({num_cached:,} of {counted(len(receipts), 'job')} cached)"
+        number = [each.name for each in STEPS].index(step) + 1
+        say(f"{number}/{len(STEPS)} {step:<8} {what:>18}", seconds)
+        self.done += receipts
         return receipts
 
-    workspace = Workspace(cache=cache)
-
-    def say_factor() -> None:
-        """Warn about the cost of splitting rows after the first shards, not after the last."""
-        found = [FORMAT.peek(job.key, workspace) for job in plan.format[:8]]
-        if note := factor_note(split_text_of(filter(None, found)), recipe.format):
-            logging.getLogger("packhouse.format").warning("so far, %s", note)
-
-    for jobs in (plan.validate, plan.format, plan.tokenize):
-        if jobs is plan.format and not all(FORMAT.peek(job.key, workspace) for job in jobs):
-            check_reasoning(recipe, done, workspace.tokenizers)
-        with after_first_job(say_factor) if jobs is plan.format else nullcontext():
-            do(jobs)
+    def check_rows(self) -> GateResult:
+        """Check that rows are left, and that not too many were bad in the steps so far."""
         try:
-            limit = recipe.validate_.max_quarantined
-            quarantine = check_quarantine(ledger_of(done), limit, filters_of_run(done))
+            limit = self.recipe.validate_.max_quarantined
+            return check_quarantine(ledger_of(self.done), limit, filters_of_run(self.done))
         except (EmptyDatasetError, QuarantineLimitError) as error:
-            bad = [r.path("quarantined.arrow") for r in done if "quarantined.arrow" in r.files]
+            bad = [each.path(QUARANTINE) for each in self.done if QUARANTINE in each.files]
             if has_function("explain_bad_rows"):
-                error = function_of_addon("explain_bad_rows")(error, bad, recipe)
+                error = function_of_addon("explain_bad_rows")(error, bad, self.recipe)
             raise error from None
-        if jobs is plan.validate:
-            check_all_text_is_read(recipe, plan.validate, done)
-            return_freed_memory()  # the worker needs some for tokenizers now
-    gates.add([quarantine])
-    run_if_idle(forget_encoders)  # 150 MB for Qwen; the steps that follow encode nothing
-    (packed,) = do([plan.pack])
-    output = output_jobs(plan, recipe, packed.facts)
-    hold(job.key for job in output)
-    do(output.gather)
-    do([plan.split])
-    ledger = ledger_of(done)
-    do((*plan.audit, *output.audit))
-    do(output.files)
-    return_freed_memory()  # the worker needs some for the report
-    (published,) = do([output.publish])
-    rendered = [receipt for receipt in done if receipt.step == FORMAT.name]
-    save_last_run(cache, recipe.dataset, (*plan, *plan.beside, *output))
-    gates.add(published.facts.gates, seconds["audit"])
-    return Prepared(
-        dataset=recipe.dataset,
-        store=recipe.publish.store,
-        sources=tuple(source.path for source in recipe.sources),
-        published=published.facts,
-        gates=tuple(gates.results),
-        ledger=ledger,
-        factor_note=factor_note(split_text_of(rendered), recipe.format),
-        receipts=done,
-        seconds=seconds,
-    )
 
-
-def _say_done(receipts: Sequence[AnyReceipt], seconds: float, before: Sequence[AnyReceipt]) -> None:
-    step = receipts[0].step
-    is_split = any(
-        set(each.facts.added) - {"repeated"} for each in before if isinstance(each.facts, RowCounts)
-    )
-    counts = [receipt.facts for receipt in receipts if isinstance(receipt.facts, RowCounts)]
-    rows = sum(each.rows_in for each in counts)
-    cached = sum(receipt.cached for receipt in receipts)
-    what = counted(rows, "record" if is_split else "row") if rows else counted(len(receipts), "job")
-    if cached:
-        what += (
-            " cached"
-            if cached == len(receipts)
-            else f" ({cached:,} of {counted(len(receipts), 'job')} cached)"
-        )
-    number = [each.name for each in STEPS].index(step) + 1
-    say(f"{number}/{len(STEPS)} {step:<8} {what:>18}", seconds)
+    def warn_of_repeated_text(self) -> None:
+        """Warn about the cost of splitting rows after the first shards, not after the last."""
+        found = [FORMAT.peek(job.key, self.workspace) for job in self.plan.format[:8]]
+        if note := factor_note(split_text_of(filter(None, found)), self.recipe.format):
+            logging.getLogger("packhouse.format").warning("so far, %s", note)

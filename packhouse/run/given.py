@@ -9,14 +9,14 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pyarrow as pa
+import pyarrow.parquet as pq
 from pydantic import BaseModel
 
 from packhouse.errors import ConfigError, TokenizerError
@@ -108,17 +108,32 @@ def _is_row(row: Any) -> bool:
 def _write_rows(data: Any, path: str) -> None:
     """Write rows to a file: a list as JSON Lines, everything else as Parquet."""
     if is_rows(data):
-        Path(path).write_bytes(b"".join(_json_line(row, n) for n, row in enumerate(data)))
+        options = orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY
+        with Path(path).open("wb") as file:
+            for number, row in enumerate(data):
+                try:
+                    file.write(orjson.dumps(row, option=options))
+                except TypeError as error:
+                    raise ConfigError(
+                        f"row {number} of the list cannot be written as JSON ({error}). Use only "
+                        "strings, numbers, True, False, None, lists, and dicts with string keys."
+                    ) from None
         return
     library = "" if isinstance(data, type) else type(data).__module__.partition(".")[0]
     try:
         if isinstance(data, pa.Table):
-            import pyarrow.parquet as pq
-
             pq.write_table(data, path)
         elif library == "datasets" and hasattr(data, "to_parquet"):
-            with _without_bars():
+            from datasets import utils
+
+            # Hide the progress bars of `datasets`, because the run shows its own.
+            is_hidden = utils.are_progress_bars_disabled()
+            utils.disable_progress_bars()
+            try:
                 data.to_parquet(path)
+            finally:
+                if not is_hidden:
+                    utils.enable_progress_bars()
         elif library == "pandas" and hasattr(data, "to_parquet"):
             # An unnamed index holds row numbers only.
             is_named = any(name is not None for name in data.index.names)
@@ -147,30 +162,6 @@ def _no_rows(data: Any) -> ConfigError:
         f"data of type {type(data).__name__} does not hold rows. Pass a path, a list of dicts, a "
         f"datasets.Dataset, a pandas or polars frame, or an Arrow table.{hint}"
     )
-
-
-def _json_line(row: object, number: int) -> bytes:
-    try:
-        return orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY)
-    except TypeError as error:
-        raise ConfigError(
-            f"row {number} of the list cannot be written as JSON ({error}). Use only strings, "
-            "numbers, True, False, None, lists, and dicts with string keys."
-        ) from None
-
-
-@contextmanager
-def _without_bars() -> Iterator[None]:
-    """Hide the progress bars of `datasets`, because the run shows its own."""
-    from datasets import utils
-
-    is_shown = not utils.are_progress_bars_disabled()
-    utils.disable_progress_bars()
-    try:
-        yield
-    finally:
-        if is_shown:
-            utils.enable_progress_bars()
 
 
 def tokenizer_name(tokenizer: object, cache: Path) -> str:
@@ -217,7 +208,8 @@ def _kept(cache: Path, write: Callable[[str], Any], content_of: Callable[[str], 
                 try:
                     staged.rename(place)
                 except OSError:
-                    if not _has_content(place, content_of):  # otherwise another process was faster
+                    # If it is intact now, another process was faster.
+                    if not _has_content(place, content_of):
                         raise
         finally:
             shutil.rmtree(staged, ignore_errors=True)
@@ -297,7 +289,8 @@ def _raw_recipe(data: Any, cache: Path, settings: Mapping[str, object]) -> dict[
         )
     sources = [source_settings(each, cache) for each in given]
     in_memory = [s for s in sources if Path(s["path"]).is_relative_to(cache / "given")]
-    if len(in_memory) > 1:  # their files in the cache are all called `rows`, which must be unique
+    # Their files in the cache are all called `rows`, but names of sources must be unique.
+    if len(in_memory) > 1:
         for number, source in enumerate(in_memory, 1):
             source.setdefault("name", f"rows-{number}")
     return {"dataset": name_of(given[0]), "sources": sources}

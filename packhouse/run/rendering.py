@@ -23,8 +23,7 @@ from packhouse.records.lists import one_chunk
 from packhouse.records.pairs import REJECTED, cut_behind_answers, keep_both
 from packhouse.records.render_counts import REFUSALS, RenderCounts, SplitText
 from packhouse.records.tables import FORMATTED, REFUSED, read_table, write_table
-from packhouse.render import make_renderer
-from packhouse.render.windows import WindowRule
+from packhouse.render import WindowRule, make_renderer
 from packhouse.system.arrays import Int64s
 from packhouse.system.worker import run_in_worker
 from packhouse.tokenize import TokenizerSnapshot, load_snapshot, tokenize_shard, tokenize_table
@@ -36,6 +35,7 @@ from packhouse.tokenize.tokenizing import cuts_prompts
 
 def run_template(call: Callable[[], Any], recipe: Recipe, num_bytes: int = 0) -> Any:
     """Run a call that renders, and may tokenize, `num_bytes` of rows in a worker process."""
+    # Loading it takes time and memory, too.
     num_bytes += tokenizer_bytes(recipe.tokenizer)
     return run_in_worker(
         call,
@@ -113,9 +113,18 @@ def render_shard(
     rendered = renderer.render(table)
     formatted, refused, notes = rendered.formatted, rendered.quarantined, Counter(rendered.notes)
     if notes["split_bytes"]:
+        # Note which settings would refuse the first row that was split.
         rows = formatted["row"].to_numpy()
-        first = table.filter(pc.equal(table["row"], rows[1:][rows[1:] == rows[:-1]][0]))
-        notes.update(_refused_settings(first.slice(0, 1), recipe, snapshot, tokenizer))
+        first = table.filter(pc.equal(table["row"], rows[1:][rows[1:] == rows[:-1]][0])).slice(0, 1)
+        for note, changes in REFUSALS.items():
+            try:
+                config = FormatConfig(**recipe.format.model_dump() | changes)
+                tried = make_renderer(config, snapshot, folder=tokenizer).render(first)
+                num_refused = tried.quarantined.num_rows
+            except (TemplateError, ValueError):  # `thought_end` does not go with `turns: whole`
+                num_refused = 1
+            if num_refused:
+                notes[note] = num_refused
     if recipe.preferences:
         assert not rendered.added, "each side of a pair has one trained answer, so is one record"
         formatted = cut_behind_answers(formatted)
@@ -128,37 +137,18 @@ def render_shard(
         notes.update(other.notes)
     write_table(folder / "formatted.arrow", formatted)
     write_table(folder / REFUSED, refused)
-    if not _are_same(rendered.examples, table):
-        write_table(folder / "examples.arrow", rendered.examples)
+    examples = rendered.examples
+    is_unchanged = examples.num_rows == table.num_rows and all(
+        one_chunk(examples[name]).equals(one_chunk(table[name]))
+        for name in ("record_id", "group_key")
+    )
+    if not is_unchanged:
+        write_table(folder / "examples.arrow", examples)
     return {
         "notes": dict(notes),
         "added": rendered.added,
         "stop_tokens": dict(rendered.stop_tokens),
     }
-
-
-def _refused_settings(
-    row: pa.Table, recipe: Recipe, snapshot: TokenizerSnapshot, tokenizer: Path
-) -> Counter[str]:
-    """Return the notes of `REFUSALS` for settings with which a split row is refused."""
-    refused = Counter[str]()
-    for note, changes in REFUSALS.items():
-        try:
-            config = FormatConfig(**recipe.format.model_dump() | changes)
-            rendered = make_renderer(config, snapshot, folder=tokenizer).render(row)
-        except (TemplateError, ValueError):  # `thought_end` does not go with `turns: whole`
-            refused[note] = 1
-        else:
-            refused[note] = rendered.quarantined.num_rows
-    return +refused
-
-
-def _are_same(records: pa.Table, rows: pa.Table) -> bool:
-    """Return True if every record is an unchanged row, judging by ids and groups."""
-    return records.num_rows == rows.num_rows and all(
-        one_chunk(records[name]).equals(one_chunk(rows[name]))
-        for name in ("record_id", "group_key")
-    )
 
 
 def try_rows(
@@ -206,7 +196,8 @@ def usual_template(tokenizer: str, cache: Path, *, has_labels: bool) -> str:
 
     `classification` trains the EOS token, which BERT's tokenizer lacks.
     """
-    snapshot = load_snapshot(tokenizer, cache, "class")  # the pipeline affects ids only
+    # The pipeline affects ids only.
+    snapshot = load_snapshot(tokenizer, cache, "class")
     if has_labels:
         has_end = snapshot.special_tokens.get("eos_token")
         return "classification" if has_end else "sequence_classification"

@@ -45,12 +45,13 @@ def read_checked(file: Path) -> dict[str, Any] | None:
 
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# Error numbers of full or read-only disks.
 OF_DISKS = (*_FULL, errno.EROFS)
-"""Error numbers of full or read-only disks."""
 _OTHER_CACHE = "use another folder with `cache`, --cache or PACKHOUSE_CACHE"
 _OTHER_TMP = "set TMPDIR to another folder"
+# Seconds after which an unlocked temporary folder counts as abandoned. A new one is not locked yet
+# for a moment.
 _LOCKED_BY_S = 60
-"""Seconds after which an unlocked temporary folder counts as abandoned; new ones are locked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +147,8 @@ def temporary_folder(purpose: str) -> Iterator[Path]:
                     shutil.rmtree(left, ignore_errors=True)
         made = tempfile.TemporaryDirectory(prefix=f"packhouse-{purpose}-", dir=root)
     with made as name, _locked(Path(name)), disk_errors(root, what, _OTHER_TMP):
-        yield Path(name)  # disk_errors reports free space before the folder is deleted
+        # `disk_errors` reports free space, so it must end before the folder is deleted.
+        yield Path(name)
 
 
 @contextmanager
@@ -154,7 +156,8 @@ def _locked(folder: Path) -> Iterator[bool]:
     """Lock a folder until the block or the process ends; yield False if it cannot be locked."""
     is_locked = False
     with ExitStack() as stack:
-        with suppress(OSError):  # locked by another, deleted, a link, or a disk without locks
+        # It may be locked by another process, deleted, a link, or on a disk without locks.
+        with suppress(OSError):
             handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             stack.callback(os.close, handle)
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -230,7 +233,8 @@ def check_cache(folder: Path) -> Path:
                 f"cache '{folder}' looks like a URI with the unknown scheme '{scheme}:' (known: "
                 f"{', '.join(_SCHEMES)}). If it is a folder, use its absolute path"
             )
-        slashes = "///" if scheme == "file" else "//"  # a Path has reduced them to one
+        # A Path has reduced the slashes to one.
+        slashes = "///" if scheme == "file" else "//"
         rest = str(folder)[found.end() :].lstrip("/")
         raise ConfigError(
             f"cache '{folder}' is a URI, but a local folder is needed here. To use a mirror, pass "

@@ -91,7 +91,8 @@ def for_markdown(text: str) -> str:
     """
     line = for_terminal(" ".join(text.split()))
     line = _MARKDOWN.sub(lambda found: "".join(f"&#{ord(c)};" for c in found[0]), line)
-    return line.replace("@", "@\u200b")  # a zero-width space, so that nobody is mentioned
+    # A zero-width space, so that nobody is mentioned.
+    return line.replace("@", "@\u200b")
 
 
 def markdown_code(text: str) -> str:
@@ -130,15 +131,5 @@ def _cell(value: object) -> str:
         return value
     if isinstance(value, int):
         return f"{value:,}"
-    return "-" if value in (None, "-") else for_markdown(str(value))  # in a cell, "-" is not a list
-
-
-def fenced(text: str, language: str) -> list[str]:
-    """Return the lines of a code block whose fence is longer than any in the text.
-
-    Example:
-        >>> fenced("a: ```", "yaml")
-        ['````yaml', 'a: ```', '````']
-    """
-    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=2))
-    return [f"{fence}{language}", text.rstrip("\n"), fence]
+    # In a cell, "-" is not a list.
+    return "-" if value in (None, "-") else for_markdown(str(value))

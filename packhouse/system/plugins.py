@@ -152,7 +152,16 @@ def find_plugin(kind: Kind, name: str, built_in: Sequence[str] = ()) -> Plugin:
     if (kind, name) in _given:
         return _given[kind, name]
     if kind == "renderers" and name in RENDERERS:
-        return _shipped_renderer(name)
+        library, value = RENDERERS[name]
+        try:
+            of_library = version_of(library)
+        except PackageNotFoundError:
+            raise ConfigError(
+                f"renderer '{name}' needs {library}, which is not installed: {pip_install(name)}",
+                name=name,
+            ) from None
+        entry_point = EntryPoint(name, value, "packhouse.renderers")
+        return Plugin(kind, name, library, of_library, entry_point)
     found = entry_points(group=f"packhouse.{kind}", name=name)
     owners = {str(entry.dist.name): entry for entry in found if entry.dist is not None}
     if not owners:
@@ -166,27 +175,14 @@ def find_plugin(kind: Kind, name: str, built_in: Sequence[str] = ()) -> Plugin:
     ((distribution, entry),) = owners.items()
     assert entry.dist is not None, "owners have one"
     facts = entry.dist.metadata
-    version = facts["Version"] if "Version" in facts else None  # `.get` may raise KeyError
+    # `.get` may raise KeyError.
+    version = facts["Version"] if "Version" in facts else None
     if not version:
         raise ConfigError(
             f"{_WHAT[kind]} '{name}': its package {distribution} has no version, which must be "
             "part of the version ID. Add one"
         )
     return Plugin(kind, name, distribution, str(version), entry)
-
-
-def _shipped_renderer(name: str) -> Plugin:
-    library, value = RENDERERS[name]
-    try:
-        version = version_of(library)
-    except PackageNotFoundError:
-        raise ConfigError(
-            f"renderer '{name}' needs {library}, which is not installed: {pip_install(name)}",
-            name=name,
-        ) from None
-    return Plugin(
-        "renderers", name, library, version, EntryPoint(name, value, "packhouse.renderers")
-    )
 
 
 def plugin_names(kind: Kind) -> list[str]:

@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from functools import partial
 from threading import Lock, Timer
 from typing import Any
@@ -142,32 +141,19 @@ class _Run:
     after_first_job: Callable[[], None] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Phase:
-    """Work of a run outside its steps, such as planning."""
-
-    text: str
-    began: float
-    task: Any
-    """Task of the display; None without a display."""
-
-
 _display: Any = None
 """Display of rich in a terminal or notebook, else None."""
 _is_shown = False
-_phase: _Phase | None = None
+_phase: tuple[str, float, Any] | None = None
+"""Work outside the steps, such as planning: its name, its start, its task in the display."""
 _forward: Callable[[float], None] | None = None
-_of_process = _Run()
-_own: ContextVar[_Run] = ContextVar("own")
-
-
-def _current() -> _Run:
-    return _own.get(_of_process)
+# Several flow runs may share a process. Otherwise there is one run, with this default.
+_run: ContextVar[_Run] = ContextVar("run", default=_Run())  # noqa: B039 - shared on purpose
 
 
 def current_step() -> Step | None:
     """Return the running step; None between steps."""
-    return _current().step
+    return _run.get().step
 
 
 @contextmanager
@@ -224,34 +210,35 @@ def start_phase(text: str) -> None:
         task = _display.add_task(text, total=None)
     else:
         echo(f"{text} ...", err=True)
-    _phase = _Phase(text, time.monotonic(), task)
+    _phase = text, time.monotonic(), task
 
 
 def _end_phase() -> None:
     global _phase
     if _phase is None:
         return
+    text, began, task = _phase
     if _display is not None:
-        _display.remove_task(_phase.task)
-    say(_phase.text, time.monotonic() - _phase.began)
+        _display.remove_task(task)
+    say(text, time.monotonic() - began)
     _phase = None
 
 
 @contextmanager
 def own_progress() -> Iterator[None]:
     """Track the steps of this run separately from other runs in the process."""
-    token = _own.set(_Run())
+    token = _run.set(_Run())
     try:
         yield
     finally:
-        _own.reset(token)
+        _run.reset(token)
 
 
 @contextmanager
 def step_progress(name: str, num_jobs: int) -> Iterator[None]:
     """Count the jobs of a step while the block runs."""
     _end_phase()
-    run = _current()
+    run = _run.get()
     run.step = step = Step(name, num_jobs)
     try:
         yield
@@ -264,7 +251,7 @@ def advance(fraction: float) -> None:
     """Report that another `fraction` of a job of the running step is done."""
     if _forward is not None:
         _forward(fraction)
-    step = _current().step
+    step = _run.get().step
     if step is not None:
         step.move_to(step.done + fraction)
 
@@ -277,7 +264,7 @@ def forward(say: Callable[[float], None]) -> None:
 
 def job_done(num_done: int) -> None:
     """Report that `num_done` jobs of the running step are done, including cached ones."""
-    run = _current()
+    run = _run.get()
     if run.step is not None:
         run.step.move_to(num_done)
     if num_done and (call := run.after_first_job):
@@ -288,7 +275,7 @@ def job_done(num_done: int) -> None:
 @contextmanager
 def after_first_job(call: Callable[[], None]) -> Iterator[None]:
     """Call a function once the first job of the step in the block is done."""
-    run = _current()
+    run = _run.get()
     run.after_first_job = call
     try:
         yield

@@ -3,21 +3,17 @@
 Commands print only with `echo` and `console` (a test enforces it), so no command can forget to
 escape a row, a file name or a string of a manifest.
 
-SIGINT, SIGTERM and SIGHUP end a command even if the exception of the handler is lost. Python raises
-that exception at any point of the main thread, and C or Rust code may swallow it: when a Rust
-extension imports numpy's C API for the first time, it panics instead, which looks like any failure
-of an encoder. So the handler also remembers the signal, and `check_interrupted`, called between
-jobs, raises it again.
+SIGINT, SIGTERM and SIGHUP end a command even if the exception of the handler is lost:
+`check_interrupted`, called between jobs, raises it again.
 """
 
 import json
-import logging
 import os
 import signal
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 from typing_extensions import override
@@ -75,7 +71,8 @@ def page(blocks: Iterator[object]) -> None:
                 out.print(block, end="")
             yield held.get()
 
-    os.environ.setdefault("LESS", "FRX")  # show colors; quit at once if it fits on the screen
+    # Show colors; quit at once if it fits on the screen.
+    os.environ.setdefault("LESS", "FRX")
     click.echo_via_pager(lines(), color=True)
 
 
@@ -170,23 +167,6 @@ def print_note(text: str) -> None:
         print_text(line, 2 if number else 0, err=True)
 
 
-class EscapedRecord(logging.LogRecord):
-    """A log record with control characters escaped in message and traceback.
-
-    All lines but the first are indented, so that no message can imitate another record.
-    """
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        if self.exc_info and self.exc_info[0]:
-            said = logging.Formatter().formatException(self.exc_info)
-            self.exc_text = for_terminal(said, keep_lines=True)
-
-    @override
-    def getMessage(self) -> str:
-        return for_terminal(super().getMessage(), keep_lines=True).replace("\n", "\n    ")
-
-
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _received: signal.Signals | None = None
 
@@ -249,5 +229,8 @@ def check_interrupted() -> None:
 
 def _on_signal(number: int, frame: object) -> None:
     global _received
+    # Python raises the exception at any point of the main thread, and C or Rust code may swallow
+    # it: when a Rust extension imports numpy's C API for the first time, it panics instead, which
+    # looks like any failure of an encoder. So remember the signal, too.
     _received = signal.Signals(number)
     raise Interrupted(number)

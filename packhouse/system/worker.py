@@ -13,23 +13,19 @@ that tests run the same code:
         with limited():             # and a rendering 20 s of these
             render(row)
 
-- Memory: RLIMIT_DATA, which counts writable memory but not mapped files.
-- CPU time: a timer for each row, rendering, batch of texts or batch of decoded rows. Its signal has
-  the default action, so the kernel ends the worker even during a long C call.
-- Wall-clock time: a worker that sleeps or is blocked uses no CPU time. The parent kills a worker
-  that reports nothing for ten minutes plus its allowed CPU time.
+- Memory: RLIMIT_DATA.
+- CPU time: a timer for each row, rendering, batch of texts or batch of decoded rows.
+- Wall-clock time: the parent kills a worker that reports nothing for ten minutes plus its allowed
+  CPU time.
 - A worker has no credentials in its environment and inherits no open files. It asks its parent for
   the bytes of a file. It exits with its parent; during a long C call, when that call returns or its
   CPU time is used up.
 
 Parent and worker communicate over a socket: each message is its size in 8 bytes and then its bytes.
 Calls are pickles of our own objects. Replies are JSON lists (kind, values) and Arrow streams of one
-batch, because a compromised worker must not choose what its parent unpickles.
-
-A worker runs one call at a time and waits a minute for the next. Starting one takes 0.2 s of CPU
-time, and importing the code for rendering and tokenizing another 0.3 s. `ProcessPoolExecutor` does
-not work here: it runs the user's script again, and cannot start in daemonic processes. Memory is
-limited only on Linux, time on every Unix.
+batch. A worker runs one call at a time and waits a minute for the next. Starting one takes 0.2 s of
+CPU time, and importing the code for rendering and tokenizing another 0.3 s. Memory is limited only
+on Linux, time on every Unix.
 """
 
 import atexit
@@ -69,25 +65,32 @@ SECONDS = "PACKHOUSE_CHILD_SECONDS"
 """Environment variable: CPU seconds of a rendering, and of a batch in addition to the time for its
 size; default 20. All renderings of a row together may take `_ROW_TIMES` as much."""
 
-_ROW_TIMES = 30  # a long conversation is rendered once for each of its turns
-_BYTES_PER_SECOND = 50_000  # minimum speed of a batch; HF encodes 2 MB/s
+# A long conversation is rendered once for each of its turns.
+_ROW_TIMES = 30
+# Minimum speed of a batch; HF encodes 2 MB/s.
+_BYTES_PER_SECOND = 50_000
+# A worker that sleeps or is blocked uses no CPU time, so silence has a limit of its own.
 _QUIET_S = 600
 _IDLE_S = 60.0
 _MAX_REPLY_BYTES = 2**30
 _READ_BYTES = 2**20
-_BYTES_PER_CPU = 32 * 2**20  # stacks of the threads that Arrow, numpy and tokenizers have per core
-_KEPT_BYTES = 2**30  # a worker that still uses more than this after a call is not reused
+# Stacks of the threads that Arrow, numpy and tokenizers have per core.
+_BYTES_PER_CPU = 32 * 2**20
+# A worker that still uses more than this after a call is not reused.
+_KEPT_BYTES = 2**30
 
 # Environment variables that a worker gets: no AWS_*, HF_TOKEN, PREFECT_*, and no passwords.
 _KEPT = {"PATH", "HOME", "LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "LD_PRELOAD"}
-_KEPT |= {"HF_HOME", "HF_HUB_CACHE", "XDG_CACHE_HOME"}  # location of tokenizers from the Hub
+# Location of tokenizers from the Hub.
+_KEPT |= {"HF_HOME", "HF_HUB_CACHE", "XDG_CACHE_HOME"}
 _KEPT |= {"SOURCE_DATE_EPOCH", "TOKENIZERS_PARALLELISM"}
 _KEPT_PREFIXES = ("LC_", "OMP_", "OPENBLAS_", "RAYON_", "MALLOC_")
 _ADDED = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
     "ARROW_DEFAULT_MEMORY_POOL": "system",
-    "MIMALLOC_ARENA_EAGER_COMMIT": "0",  # Arrow's own allocator would take 1 GB of the limit
+    # Otherwise Arrow's own allocator would take 1 GB of the limit.
+    "MIMALLOC_ARENA_EAGER_COMMIT": "0",
 }
 _NO_MEMORY = ("MemoryError", "memory allocation", "out of memory", "bad_alloc")
 
@@ -193,7 +196,8 @@ def stream_from_worker(
                 case _:  # it ended, is stuck or broken, or the caller stopped reading
                     worker.end()
         if not (worker.was_idle and worker.code == 0 and not worker.has_spoken):
-            break  # otherwise an idle worker timed out just when the task was sent: take another
+            # Otherwise an idle worker timed out just when the task was sent: take another one.
+            break
     failed = f"its reply is not JSON, or larger than {_MAX_REPLY_BYTES:,} bytes"
     code, trace = 0, ""
     match reply:
@@ -251,7 +255,8 @@ class _Worker:
     def __init__(self, imports: str = __name__) -> None:
         self.environment = _environment()
         self.was_idle = self.has_spoken = self.is_stuck = self._is_ending = False
-        self.code, self.said = -1, ""  # after it ended: exit code, and the end of its stderr
+        # After it ended: exit code, and the end of its stderr.
+        self.code, self.said = -1, ""
         self._stderr = tempfile.TemporaryFile()
         self.socket, theirs = socket.socketpair()
         self.socket.settimeout(1)
@@ -259,11 +264,14 @@ class _Worker:
             mark.truncate(_MARK.size)
             self._mark = mmap.mmap(mark.fileno(), _MARK.size)
             shared = theirs.fileno(), mark.fileno()
-            code = (  # hide torch: transformers would import it, which takes 2 s or more
+            # Hide torch: transformers would import it, which takes 2 s or more.
+            code = (
                 f"import sys; sys.path[:] = {sys.path!r}; sys.modules['torch'] = None; "
                 f"from {__name__} import hide_pandas, serve; hide_pandas(); "
                 f"import {imports}; serve(*{shared})"
             )
+            # `ProcessPoolExecutor` does not work here: it runs the user's script again, and cannot
+            # start in daemonic processes.
             self._process = subprocess.Popen(
                 [sys.executable, "-c", code],
                 stdin=subprocess.DEVNULL,
@@ -289,10 +297,13 @@ class _Worker:
                 return []
             # numpy does not touch the memory before it is filled, so a false size costs nothing.
             data = self._move(self.socket.recv_into, np.empty(size, np.uint8).data)
+            # JSON or Arrow, never a pickle: a compromised worker must not choose what its parent
+            # unpickles.
             if data[:1].tobytes() == b"[":
                 return orjson.loads(data)
             batch = pa.ipc.open_stream(data).read_next_batch()
-            batch.validate(full=True)  # false offsets would make us read outside of the buffers
+            # False offsets would make us read outside of the buffers.
+            batch.validate(full=True)
             return ["item", batch]
         except EOFError:
             return None
@@ -356,7 +367,8 @@ _idle: list[_Worker] = []
 def _leave_workers() -> None:
     """Close the sockets in a fork: the workers belong to its parent and end with that."""
     _idle.clear()
-    for worker in _living:  # they stay in the list, so that Python does not finalize them
+    # Workers stay in the list, so that Python does not finalize them.
+    for worker in _living:
         worker.socket.close()
 
 
@@ -383,7 +395,8 @@ def _take() -> _Worker:
 def _environment() -> dict[str, str]:
     kept = {k: v for k, v in os.environ.items() if k in _KEPT or k.startswith(_KEPT_PREFIXES)}
     with suppress(OSError):  # the folder was deleted
-        kept["PWD"] = str(Path.cwd())  # reuse a worker only in the same folder: relative paths
+        # Reuse a worker only in the same folder: relative paths.
+        kept["PWD"] = str(Path.cwd())
     return kept | _ADDED
 
 
@@ -398,21 +411,20 @@ def _setting(name: str, default: int) -> int:
 
 
 def begin_pool_process() -> None:
-    """Hide pandas, and exit when the parent of this process dies, even by SIGKILL.
-
-    Pool processes hold open the pipe on which they wait for work, so they never see it close.
-    Orphans would keep their memory, and also the open output by which a Prefect worker sees that
-    a run is alive.
-    """
+    """Hide pandas, and exit when the parent of this process dies, even by SIGKILL."""
     import multiprocessing
 
     hide_pandas()
+    # Pool processes hold open the pipe on which they wait for work, so they never see it close.
+    # Orphans would keep their memory, and also the open output by which a Prefect worker sees that
+    # a run is alive.
     parent = multiprocessing.parent_process()
     if parent is None:
         raise RuntimeError("begin_pool_process needs a process started by multiprocessing")
 
     def wait() -> None:
-        parent.join()  # waits on a pipe held only by the parent, so it returns however that dies
+        # Waits on a pipe held only by the parent, so it returns however that dies.
+        parent.join()
         os._exit(1)
 
     threading.Thread(target=wait, name="end-with-parent", daemon=True).start()
@@ -437,7 +449,8 @@ def hide_pandas() -> None:
 def serve(connection: int, mark: int) -> None:
     """Run tasks until the parent closes the socket, or none arrives for a minute."""
     global _served
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the parent handles these
+    # The parent handles these signals.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core dump would contain rows
     _served = served = _Served(connection, mark)
@@ -483,9 +496,11 @@ class _Served:
             soft = _data_bytes() + _BYTES_PER_CPU * (os.cpu_count() or 1) + task.memory
             hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
             soft = soft if hard == resource.RLIM_INFINITY else min(soft, hard)
+            # RLIMIT_DATA counts writable memory but not mapped files.
             resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
         self.limits[:] = [task.first_seconds]
         self.note(b"")
+        # Its signal has the default action, so the kernel ends us even during a long C call.
         signal.setitimer(signal.ITIMER_PROF, task.first_seconds)
         try:
             found = task.call()
@@ -494,7 +509,8 @@ class _Served:
                 with limited(task.num_bytes):
                     item = next(items, _over)
                     place = self.place
-                self.note(place)  # also the position of the next item, until it reports one
+                # It is also the position of the next item, until that reports one.
+                self.note(place)
                 if item is _over:
                     break
                 self.send(_message(item))
@@ -606,7 +622,8 @@ class _FileOfParent(io.RawIOBase):
 
 def _message(item: object) -> Any:
     if not isinstance(item, pa.RecordBatch):
-        return orjson.dumps(["item", item])  # without `default`, so that other types raise
+        # Without `default`, so that other types raise.
+        return orjson.dumps(["item", item])
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, item.schema) as writer:
         writer.write_batch(item)
@@ -628,8 +645,10 @@ def _data_bytes() -> int:
 # Constants of <malloc.h>.
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
+# An allocator that keeps everything saves as much CPU time, but needs 130 MB more.
 _FREED_BYTES = 64 * 2**20
-_MAPPED_BYTES = 32 * 2**20  # glibc's maximum; larger arrays are returned to the kernel at once
+# glibc's maximum; larger arrays are returned to the kernel at once.
+_MAPPED_BYTES = 32 * 2**20
 
 
 def return_freed_memory() -> None:
@@ -642,13 +661,12 @@ def return_freed_memory() -> None:
 def keep_freed_memory() -> bool:
     """Make numpy and Arrow share one allocator in this process, which keeps freed memory.
 
-    A step allocates and frees hundreds of arrays of some megabytes. By default, glibc and Arrow's
-    own allocator return each one to the kernel, which clears and maps its pages again: 23% of a
-    run's CPU time. With one allocator that keeps up to 64 MiB it is 16%, and the peak is lower.
-
     Returns:
         True if done. Only glibc is supported; elsewhere nothing changes.
     """
+    # A step allocates and frees hundreds of arrays of some megabytes. By default, glibc and Arrow's
+    # own allocator return each one to the kernel, which clears and maps its pages again: 23% of a
+    # run's CPU time. With one allocator that keeps up to 64 MiB it is 16%, and the peak is lower.
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None or "system" not in pa.supported_memory_backends():
         return False

@@ -16,7 +16,7 @@ from packhouse.records.lists import (
     string_bytes,
     weights_column,
 )
-from packhouse.records.messages import FlatMessages
+from packhouse.records.messages import ASSISTANT, FlatMessages
 from packhouse.records.tables import FORMATTED, QUARANTINED, TOKENIZED, refused_rows
 from packhouse.system.arrays import Int32s, Int64s
 from packhouse.tokenize.encoders import TokenizerSnapshot, decode_lists, read_pipeline
@@ -60,7 +60,7 @@ def read_given(validated: pa.Table, snapshot: TokenizerSnapshot) -> GivenTokens:
         rest = read_given(validated.filter(pa.array(is_good)), snapshot)
         quarantined = refused_rows(validated, faults, "validate")
         return GivenTokens(rest.conversations, rest.tokenized, quarantined)
-    is_trained = flat.is_role("assistant")
+    is_trained = flat.roles == ASSISTANT
     counts = flat.sums(is_trained)
     records = flat.rows[is_trained]
     starts, ends = (edge[is_trained] - of_record[records] for edge in (bounds[:-1], bounds[1:]))
@@ -96,7 +96,7 @@ def text_of_given(conversations: pa.Table) -> pa.Table:
     flat = FlatMessages.of(conversations["messages"])
     contents = flat["content"]
     edges = np.append(0, np.cumsum(np.asarray(pc.binary_length(contents)), dtype=np.int64))
-    is_trained = flat.is_role("assistant")
+    is_trained = flat.roles == ASSISTANT
     counts = flat.sums(is_trained)
     first = np.repeat(edges[flat.offsets[:-1]], flat.counts)[is_trained]
     spans = ranges_array(

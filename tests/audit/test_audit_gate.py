@@ -23,8 +23,8 @@ from packhouse.recipe import AuditConfig, load_recipe
 from packhouse.records.tables import PACKED
 from packhouse.run.cache import Workspace
 from packhouse.run.chain import prepare
-from packhouse.run.local_pool import LocalRunner
-from packhouse.run.steps.pack import LINEAGE
+from packhouse.run.step import LocalRunner
+from packhouse.run.steps.gather import LINEAGE
 from packhouse.store import open_version
 from packhouse.store.manifest import read_audit
 from tests.audit.conftest import DEMO

@@ -82,7 +82,8 @@ class Planted:
 def audited(tables, how, **settings):
     side = Side(tables.validated, tables.formatted, tables.tokenized)
     config = getattr(tables, "config", FormatConfig()).model_copy(update={"turns": how})
-    return audit_inference([side], tables.snapshot, config, **settings)
+    template = PlainTemplate(config, tables.snapshot)
+    return audit_inference([side], tables.snapshot, config, template, **settings)
 
 
 def numbers(found):

@@ -98,8 +98,9 @@ def audited(name, turns, change=lambda formatted: formatted):
         formatted = change(made.formatted)
         tokenized = tokenize_table(formatted, snapshot, TokenizeConfig()).tokenized
         sides.append(Side(made.examples, formatted, tokenized))
-    date = pinned_date().isoformat()
-    return audit_inference(sides, snapshot, FormatConfig(turns=turns), date=date)
+    config = FormatConfig(turns=turns)
+    template = PlainTemplate(config, snapshot, pinned_date().isoformat())
+    return audit_inference(sides, snapshot, config, template)
 
 
 @pytest.mark.parametrize("turns", ["joined", "exact", "alone"])

@@ -9,7 +9,7 @@ import schemas
 from packhouse.recipe import Recipe, load_recipe
 from packhouse.run.cache import Workspace
 from packhouse.run.chain import Prepared, prepare
-from packhouse.run.local_pool import LocalRunner
+from packhouse.run.step import LocalRunner
 
 DEMO = Path(__file__).resolve().parents[2] / "deployments" / "demo"
 

@@ -13,7 +13,7 @@ import schemas
 from packhouse.recipe import load_recipe
 from packhouse.run.cache import Workspace
 from packhouse.run.chain import prepare
-from packhouse.run.local_pool import LocalRunner
+from packhouse.run.step import LocalRunner
 from packhouse.run.steps import STEPS, files, gather, validate
 
 SMALL = {

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from packhouse.run.local_pool import LocalRunner, PoolRunner
+from packhouse.recipe import Recipe
+from packhouse.run.step import LocalRunner
 from packhouse.system import terminal
 from packhouse.system.terminal import Interrupted
 
@@ -52,9 +53,10 @@ def test_a_signal_that_was_lost_ends_the_run(only, handled, project, monkeypatch
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, Interrupted])
 def test_processes_of_a_run_do_not_see_ctrl_c_and_end_with_it(kind):
     """A terminal sends the signal to all processes, and each would print a traceback."""
-    pool = PoolRunner(recipe=None, workspace=None, workers=2)
+    recipe = Recipe(dataset="a", sources=[{"path": "a.jsonl"}], tokenizer="a")
+    pool = LocalRunner(recipe=recipe, workspace=None, workers=2)
     with pytest.raises(AttributeError):  # no such job exists; the processes are running now
-        pool._do([Group(), Group()], {})
+        pool._run_in_pool([Group(), Group()])
     children = list(pool._pool._processes.values())
     assert len(children) == 2
     for child in children:

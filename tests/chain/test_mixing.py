@@ -13,7 +13,7 @@ from packhouse import load_packed
 from packhouse.pack.overlength import Admitted, join_admitted
 from packhouse.recipe import Recipe, SourceConfig
 from packhouse.records.tables import TOKENIZED
-from packhouse.run.steps.selection import mix, row_keys, times_of
+from packhouse.run.steps.pack import mix, row_keys, times_of
 from tests.audit.test_audit_gate import Project
 
 

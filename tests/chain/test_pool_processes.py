@@ -12,10 +12,10 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 RUN = """
 import sys
-from packhouse.run import local_pool
+from packhouse.run import step
 from packhouse.run.steps import validate
 from packhouse.cli import main
-validate.MAX_SHARD_BYTES, local_pool._LEAST_BYTES = 1500, 0  # many small jobs, each handed out
+validate.MAX_SHARD_BYTES, step._LEAST_BYTES = 1500, 0  # many small jobs, each handed out
 main()
 """
 

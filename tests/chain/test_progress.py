@@ -25,7 +25,7 @@ def terminal(monkeypatch):
 
 def test_a_step_that_takes_long_shows_its_name_and_share(terminal):
     with progress.show_progress(is_terminal=True), progress.step_progress("tokenize", 4):
-        progress._current().step.timer.join()
+        progress.current_step().timer.join()
         progress.advance(0.5)
         progress.job_done(2)
         progress._display.refresh()

@@ -8,7 +8,7 @@ from packhouse.addons.plan.estimate import estimate
 from packhouse.cli.summary import print_report
 from packhouse.errors import EmptyDatasetError, QuarantineLimitError
 from packhouse.run.cache import Workspace
-from packhouse.run.steps.plan import plan_jobs
+from packhouse.run.chain import plan_jobs
 
 TREES = ("sources.0.format=oasst", "sources.0.oasst_paths=all", "format.template=chat")
 REFUSE = "tokenize.control_text=quarantine"

@@ -14,8 +14,8 @@ from packhouse.errors import ContractError
 from packhouse.recipe import Recipe
 from packhouse.records.tables import write_table
 from packhouse.run.cache import Workspace
+from packhouse.run.chain import plan_jobs
 from packhouse.run.step import Step, Work, execute
-from packhouse.run.steps.plan import plan_jobs
 from packhouse.system.fingerprint import canonical_json, digest
 
 

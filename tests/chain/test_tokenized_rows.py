@@ -11,7 +11,7 @@ import pytest
 from packhouse.addons.golden import pin
 from packhouse.errors import AuditError
 from packhouse.recipe import parse_recipe
-from packhouse.run.steps.plan import plan_jobs
+from packhouse.run.chain import plan_jobs
 from packhouse.tokenize import load_snapshot
 from tests.chain.conftest import DEMO, question
 

@@ -12,7 +12,7 @@ from packhouse.errors import ConfigError, EmptyDatasetError, QuarantineLimitErro
 from packhouse.recipe import Recipe
 from packhouse.records.ledger import Filter, filters_of
 from packhouse.run.cache import Workspace
-from packhouse.run.steps.plan import plan_jobs
+from packhouse.run.chain import plan_jobs
 
 WHERE = "length(output) > 16"
 

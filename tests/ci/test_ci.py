@@ -280,14 +280,14 @@ def test_a_job_that_a_signal_ends_in_the_middle_leaves_summaries(number, place):
     shutil.rmtree(place / "cache")
     program = (
         "import os, signal, sys, time; from packhouse import cli\n"
-        "from packhouse.run import local_pool\n"
-        "execute = local_pool.execute\n"
+        "from packhouse.run import step\n"
+        "execute = step.execute\n"
         "def stops(job, *rest):\n"
         "    if job.step.name == 'tokenize':\n"
         "        print('here', flush=True)\n"
         "        time.sleep(600)\n"  # never sleeps to the end, because the signal comes first
         "    return execute(job, *rest)\n"
-        "local_pool.execute = stops\n"
+        "step.execute = stops\n"
         "sys.argv[0] = 'packhouse'\n"
         "cli.main()\n"
     )

@@ -840,6 +840,19 @@ def test_a_setting_of_the_recipe_is_refused_with_its_place(project):
         assert "write other settings into the recipe" in " ".join(said.split())
 
 
+def test_text_that_a_chosen_format_does_not_read_is_named(project):
+    rows = [
+        {"question": f"{n} + 1?", "answer": f"{n + 1}.", "hint": f"Count up from {n}, then say it."}
+        for n in range(12)
+    ]
+    Path("a.jsonl").write_bytes(lines(rows))
+
+    code, said = project.init("a.jsonl", "--set", "format=mixed")
+
+    assert code == 0, said
+    assert "'hint' of 'a.jsonl' holds text in 12 of 12 rows that the" in " ".join(said.split())
+
+
 def test_a_field_that_repeats_the_text_is_ignored(project):
     rows = [{"messages": chats_of(t), "prompt": t[0], "topic": "sums"} for t in TALKS]
     Path("a.jsonl").write_bytes(lines(rows))

@@ -12,7 +12,7 @@ from packhouse.errors import QuarantineLimitError
 from packhouse.recipe import load_recipe
 from packhouse.run.cache import Workspace
 from packhouse.run.chain import prepare
-from packhouse.run.local_pool import LocalRunner
+from packhouse.run.step import LocalRunner
 
 DEMO = Path(__file__).resolve().parents[2] / "deployments" / "demo"
 GOOD = [{"instruction": f"Add {n} and 1.", "input": "", "output": str(n + 1)} for n in range(40)]

@@ -20,7 +20,7 @@ from packhouse.cli import cli
 from packhouse.recipe import Recipe, load_recipe
 from packhouse.run.cache import Workspace
 from packhouse.run.chain import prepare
-from packhouse.run.local_pool import LocalRunner
+from packhouse.run.step import LocalRunner
 from tests.loaders.models import tiny_model
 
 ROOT = Path(__file__).parents[2]

@@ -8,7 +8,7 @@ from pathlib import Path
 from packhouse.recipe import load_recipe
 from packhouse.run.cache import Workspace
 from packhouse.run.chain import prepare
-from packhouse.run.local_pool import LocalRunner
+from packhouse.run.step import LocalRunner
 
 ROOT = Path(__file__).resolve().parents[2]
 PICTURES = ROOT / "docs" / "pictures"

@@ -18,7 +18,7 @@ from packhouse.addons.exports import FORMATS, export_version
 from packhouse.addons.exports import export as export_command
 from packhouse.errors import ConfigError, IntegrityError, VersionNotFoundError
 from packhouse.recipe import Recipe
-from packhouse.run.steps.plan import plan_jobs
+from packhouse.run.chain import plan_jobs
 from tests.exports import readers
 
 SPLITS = ["train", "eval"]

@@ -10,9 +10,8 @@ from packhouse.addons.exports import FORMATS, MARKER, export_version
 from packhouse.errors import ConfigError, IntegrityError
 from packhouse.recipe import load_recipe, parse_recipe
 from packhouse.run.cache import Workspace
-from packhouse.run.chain import prepare
-from packhouse.run.local_pool import LocalRunner
-from packhouse.run.steps.plan import plan_jobs
+from packhouse.run.chain import plan_jobs, prepare
+from packhouse.run.step import LocalRunner
 from packhouse.store import open_version, pull_version, verify_version
 
 DEMO = Path(__file__).parents[2] / "deployments" / "demo"

@@ -22,7 +22,7 @@ from packhouse.errors import (
 from packhouse.recipe import FormatConfig, parse_recipe
 from packhouse.run.cache import Workspace
 from packhouse.run.chain import prepare
-from packhouse.run.local_pool import LocalRunner
+from packhouse.run.step import LocalRunner
 from tests.loaders.models import tiny_model
 
 DEMO = Path(__file__).parents[2] / "deployments" / "demo"

@@ -14,7 +14,7 @@ from packhouse.addons.plan.estimate import estimate
 from packhouse.errors import ConfigError
 from packhouse.pack.plan import STRATEGIES, PackPlan, pack_costs, plan_packs, step_imbalance
 from packhouse.run.cache import Workspace
-from packhouse.run.steps.plan import plan_jobs
+from packhouse.run.chain import plan_jobs
 from tests.chain.conftest import Project, question
 
 LENGTHS = st.lists(st.integers(1, 64), max_size=200)

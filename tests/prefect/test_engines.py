@@ -17,7 +17,7 @@ from packhouse.errors import ConfigError, TransientError
 from packhouse.recipe import load_recipe
 from packhouse.run.cache import Workspace
 from packhouse.run.chain import prepare as prepare_chain
-from packhouse.run.local_pool import LocalRunner, PoolRunner
+from packhouse.run.step import LocalRunner
 
 pytestmark = [
     pytest.mark.prefect,
@@ -185,11 +185,11 @@ def test_a_killed_worker_does_not_stop_the_run(
 def test_processes_without_a_server_publish_the_same_bytes_even_if_one_is_killed(
     expected, rows, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("packhouse.run.local_pool._LEAST_BYTES", 0)
+    monkeypatch.setattr("packhouse.run.step._LEAST_BYTES", 0)
     recipe, cache = recipe_to(tmp_path, rows), tmp_path / "cache"
     workspace = Workspace(cache=cache, check=schemas.check)
     with (
-        PoolRunner(recipe=recipe, workspace=workspace, workers=2) as run,
+        LocalRunner(recipe=recipe, workspace=workspace, workers=2) as run,
         ThreadPoolExecutor(1) as pool,
     ):
         pids = lambda: [process.pid for process in multiprocessing.active_children()]  # noqa: E731
@@ -202,12 +202,13 @@ def test_processes_without_a_server_publish_the_same_bytes_even_if_one_is_killed
 def test_an_engine_that_keeps_dying_is_reported_in_a_sentence(rows, tmp_path, monkeypatch):
     from concurrent.futures.process import BrokenProcessPool
 
+    monkeypatch.setattr("packhouse.run.step._LEAST_BYTES", 0)
     monkeypatch.setattr(
-        "packhouse.run.local_pool.PoolRunner._do",
+        "packhouse.run.step.LocalRunner._run_in_pool",
         lambda *_: (_ for _ in ()).throw(BrokenProcessPool("killed")),
     )
     recipe = recipe_to(tmp_path, rows)
-    run = PoolRunner(recipe=recipe, workspace=Workspace(cache=tmp_path / "cache"), workers=2)
+    run = LocalRunner(recipe=recipe, workspace=Workspace(cache=tmp_path / "cache"), workers=2)
     with pytest.raises(TransientError, match="were killed 4 times, perhaps because 2 shards"):
         prepare_chain(recipe, run, tmp_path / "cache")
 

@@ -10,7 +10,7 @@ from packhouse.addons.ci import refresh
 from packhouse.addons.ci.refresh import planned_version
 from packhouse.read.files import SourceFile
 from packhouse.recipe import load_recipe
-from packhouse.run.steps.plan import plan_jobs
+from packhouse.run.chain import plan_jobs
 from packhouse.system.disks import read_checked, write_checked
 
 DEMO = Path(__file__).resolve().parents[2] / "deployments" / "demo"

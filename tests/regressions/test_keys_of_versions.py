@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from packhouse.recipe import Recipe, SourceConfig
 from packhouse.recipe.audit import QualityConfig
 from packhouse.recipe.settings import ExportConfig
-from packhouse.run.steps.plan import plan_jobs
+from packhouse.run.chain import plan_jobs
 from tests.chain.conftest import DEMO, Project
 
 DECIDES_NO_BYTE = {

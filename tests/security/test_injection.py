@@ -31,7 +31,7 @@ from packhouse.store import open_store, publish_version
 from packhouse.store.card import dataset_card
 from packhouse.store.manifest import Manifest, schema_fingerprint
 from packhouse.system.escaping import for_terminal
-from packhouse.system.terminal import EscapedRecord
+from tasks import EscapedRecord
 from tests.security.test_escaping import ACTIVE, HOSTILE, hostile
 from tests.store.versions import FACTS, pack_table, write_file
 

@@ -344,7 +344,7 @@ def test_no_more_shapes_are_remembered_than_the_limit():
         for first in range(0, 60, 6):
             tools = [json.dumps([{"required": [number]}]) for number in range(first, first + 6)]
             renderer.render(make_table([as_turns(["q", "a"])] * 6, tools=tools))
-            assert len(renderer._engine._known.numbers) <= 8 + 6
+            assert len(renderer._engine._numbers) <= 8 + 6
 
 
 def test_rows_with_tools_are_filled_and_not_rendered(monkeypatch):

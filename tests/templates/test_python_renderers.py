@@ -25,7 +25,7 @@ from packhouse.render import make_renderer
 from packhouse.render.chat_messages import MessageForm, chat_messages
 from packhouse.run.cache import Workspace
 from packhouse.run.chain import prepare
-from packhouse.run.local_pool import LocalRunner
+from packhouse.run.step import LocalRunner
 from packhouse.store import open_version
 from packhouse.system import plugins, worker
 from packhouse.tokenize import load_snapshot, tokenize_table

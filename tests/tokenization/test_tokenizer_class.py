@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 import packhouse
 from packhouse.errors import TokenizerError
 from packhouse.recipe.reading import load_recipe
-from packhouse.run.steps.plan import plan_jobs
+from packhouse.run.chain import plan_jobs
 from packhouse.tokenize import load_snapshot
 from packhouse.tokenize.loading import find_snapshot
 from tests.tokenization.conftest import train_byte_level

@@ -10,15 +10,14 @@ The comparison is a join of the views `contents` and `records` of both versions 
 each data file once; compare manifests only (`records=False`) if settings and counts are enough.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import click
 import numpy as np
-from numpy.typing import NDArray
 
 from packhouse.addons.ask.files import VersionFiles
 from packhouse.addons.ask.query import MEMORY, Question, fetch_files, find_records, open_views, read
@@ -38,6 +37,8 @@ from packhouse.tokenize.encoders import Pipeline
 from packhouse.tokenize.loading import MEMORY_PER_BYTE
 
 _MAX_EXAMPLES = 5
+
+Rows = list[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +164,7 @@ def _diff_records(old: OpenVersion, new: OpenVersion) -> RecordDiff | None:
         # Both versions are joined in one database, so it needs memory for both.
         memory = MEMORY + (size + more) * MEMORY_PER_BYTE
         try:
-            found: _Found = run_in_worker(
+            numbers, shown, pairs = run_in_worker(
                 partial(_compare, before, after, memory),
                 what=f"the files of {old.dataset} and {new.dataset}",
                 blames=IntegrityError,
@@ -172,7 +173,6 @@ def _diff_records(old: OpenVersion, new: OpenVersion) -> RecordDiff | None:
             )
         except ContractError:
             return None
-    shown, pairs = found["shown"], found["pairs"]
     _set_outcomes(old, new, "outcome", shown["added"])
     _set_outcomes(new, old, "outcome new", shown["removed"])
     examples = {
@@ -180,19 +180,18 @@ def _diff_records(old: OpenVersion, new: OpenVersion) -> RecordDiff | None:
     }
     if pairs:
         examples["edited"] = [_change("edited", *pair) for pair in pairs]
-    return RecordDiff(**found["numbers"], examples=examples)
+    return RecordDiff(**numbers, examples=examples)
 
 
-class _Found(TypedDict):
-    numbers: dict[str, int]
-    shown: dict[str, list[dict[str, Any]]]
-    """First records of each kind."""
-    pairs: list[list[dict[str, Any]]]
-    """The old and the new record of each edited row."""
+def _compare(
+    before: VersionFiles, after: VersionFiles, memory: int
+) -> tuple[dict[str, int], dict[str, Rows], list[Rows]]:
+    """Join the contents of two versions (in a worker).
 
-
-def _compare(before: VersionFiles, after: VersionFiles, memory: int) -> _Found:
-    """Join the contents of two versions (in a worker)."""
+    Returns:
+        Number of records by kind, the first records of each kind, and the old and the new record of
+        the first edited rows.
+    """
     with open_views(before, memory=memory) as views:
         old = views.rows(_CONTENTS)
     with open_views(after, memory=memory) as views:
@@ -204,8 +203,8 @@ def _compare(before: VersionFiles, after: VersionFiles, memory: int) -> _Found:
         views.database.execute("CREATE TABLE pairs AS FROM old FULL JOIN new USING (record_id)")
         views.database.execute(_EDITED)
 
-        def rows(query: str) -> list[dict[str, Any]]:
-            found: list[dict[str, Any]] = views.database.sql(query).to_arrow_table().to_pylist()
+        def rows(query: str) -> Rows:
+            found: Rows = views.database.sql(query).to_arrow_table().to_pylist()
             return found
 
         counts = ", ".join(f"count(*) FILTER ({each}) AS num_{n}" for n, each in _KINDS.items())
@@ -216,20 +215,23 @@ def _compare(before: VersionFiles, after: VersionFiles, memory: int) -> _Found:
         shown = {n: rows(f"FROM pairs WHERE {each} {first}") for n, each in _KINDS.items()}
         del shown["same"]
         pairs = [[row["old"], row["new"]] for row in rows(_EXAMPLES_OF_EDITED)]
-    return {"numbers": numbers, "shown": shown, "pairs": pairs}
+    return numbers, shown, pairs
 
 
 _PLACE = "source || ' row ' || row"
-_NUM_RECORDS = f"SELECT {_PLACE} AS place, count(*) AS number FROM records "
-_NUM_RECORDS += f"WHERE {_PLACE} IN (SELECT unnest(?)) GROUP BY place"
-_LEFT_OUT = f"SELECT {_PLACE} AS place, reason, detail FROM (SELECT source, row, reason, detail "
-_LEFT_OUT += "FROM dropped UNION ALL SELECT source, row, reason, detail FROM quarantine) "
-_LEFT_OUT += f"WHERE {_PLACE} IN (SELECT unnest(?))"
+_NUM_RECORDS = f"""
+SELECT {_PLACE} AS place, count(*) AS number FROM records
+WHERE {_PLACE} IN (SELECT unnest(?)) GROUP BY place
+"""
+_LEFT_OUT = f"""
+SELECT {_PLACE} AS place, reason, detail FROM (
+  SELECT source, row, reason, detail FROM dropped UNION ALL
+  SELECT source, row, reason, detail FROM quarantine
+) WHERE {_PLACE} IN (SELECT unnest(?))
+"""
 
 
-def _set_outcomes(
-    opened: OpenVersion, other: OpenVersion, name: str, records: list[dict[str, Any]]
-) -> None:
+def _set_outcomes(opened: OpenVersion, other: OpenVersion, name: str, records: Rows) -> None:
     """Add the reason why example records are missing from a version.
 
     Args:
@@ -321,8 +323,6 @@ _READ_OTHERWISE = "edited (same row, read or split differently)"
 _INNER = ("length_histogram", "lower_bound", "num_bins", "num_sequences", "sides.", ".filtered.")
 _ENDS = (".rows_in", ".tokens_in")
 
-Tokens = tuple[NDArray[np.int32], NDArray[np.bool_]]
-
 
 @click.command()
 @click.argument("old", metavar="OLD")
@@ -361,14 +361,11 @@ def _print_facts(found: Diff) -> None:
     if found.is_same_content:
         echo("the rows are identical (same content_id)")
     for name in ("configuration", "counts", "lineage", "engines", "libraries", "schema"):
-        changed = {
-            key: pair
-            for key, pair in getattr(found, name).items()
-            if not any(part in key for part in _INNER) and not key.endswith(_ENDS)
-        }
         seen: list[object] = []
         rows = []
-        for key, pair in changed.items():
+        for key, pair in getattr(found, name).items():
+            if any(part in key for part in _INNER) or key.endswith(_ENDS):
+                continue
             # A change in the rows of validate (47,369 -> 46,221) repeats in each later step.
             if name != "counts" or pair not in seen:
                 rows.append((key, *_short(*pair)))
@@ -389,16 +386,13 @@ def _short(old: object, new: object) -> tuple[object, ...]:
         >>> _short(["length(output) > 20", "lang = 'en'"], None)
         ('2 entries', '-')
     """
-    texts = cut_pair(_text(old, new), _text(new, old), _VALUE)
-    pairs = zip((old, new), texts, strict=True)
+    texts = []
+    for value, other in ((old, new), (new, old)):
+        texts.append("-" if value is None else str(value))
+        if isinstance(value, list | dict) and len(texts[-1]) > _VALUE and other is None:
+            texts[-1] = f"{len(value):,} entries"
+    pairs = zip((old, new), cut_pair(texts[0], texts[1], _VALUE), strict=True)
     return tuple(value if type(value) is int else text for value, text in pairs)
-
-
-def _text(value: object, other: object) -> str:
-    text = "-" if value is None else str(value)
-    if isinstance(value, list | dict) and len(text) > _VALUE and other is None:
-        return f"{len(value):,} entries"
-    return text
 
 
 def _print_records(
@@ -411,52 +405,37 @@ def _print_records(
     echo(f"\nrecords: {found.num_same:,} are the same")
     is_one = old.manifest.tokenizer_fingerprint == new.manifest.tokenizer_fingerprint
     names = {**kinds, "changed_tokens": "other text" if is_one else "different token IDs"}
-    show = _Texts(found, old, new, tokenizers)
+    shown = [c for kind in _WITH_TEXT for c in found.examples.get(kind, ())[:_MOST_TEXTS]]
+    opened = (old, new) if shown else ()
+    pipelines = [pipeline_of(tokenizer_of(each, tokenizers)) for each in opened]
+    before = find_records(old, {change.old_id for change in shown})
+    after = find_records(new, {change.record_id for change in shown})
     for kind, name in names.items():
         if number := getattr(found, f"num_{kind}"):
             echo(f"{number:>9,} {name}")
-        for at, change in enumerate(found.examples.get(kind, ())):
+        for change in found.examples.get(kind, ()):
             print_text(f"{change.place or change.record_id}: {change.detail}".rstrip(": "), 10)
-            if at < _MOST_TEXTS and kind in _WITH_TEXT:
-                show(change)
+            one, other = before.get(change.old_id), after.get(change.record_id)
+            if change in shown and one and other:
+                _print_texts([one, other], pipelines)
 
 
 _WITH_TEXT = ("edited", "changed_tokens", "changed_masks")
 
 
-class _Texts:
-    """Prints a record of both versions, starting shortly before the first difference."""
-
-    def __init__(
-        self, found: RecordDiff, old: OpenVersion, new: OpenVersion, tokenizers: Path
-    ) -> None:
-        shown = [c for kind in _WITH_TEXT for c in found.examples.get(kind, ())[:_MOST_TEXTS]]
-        opened = (old, new) if shown else ()
-        self._pipelines = [pipeline_of(tokenizer_of(each, tokenizers)) for each in opened]
-        self._old = find_records(old, {change.old_id for change in shown})
-        self._new = find_records(new, {change.record_id for change in shown})
-
-    def __call__(self, change: Change) -> None:
-        found = self._old.get(change.old_id), self._new.get(change.record_id)
-        if found[0] is None or found[1] is None:
-            return
-        sides = [(np.array(each["input_ids"]), np.array(each["trained"])) for each in found if each]
-        (old_ids, old_mask), (new_ids, new_mask) = sides
-        shared = min(len(old_ids), len(new_ids))
-        differs = old_ids[:shared] != new_ids[:shared]
-        differs |= old_mask[:shared] != new_mask[:shared]
-        # ids [5, 6, 7] and [5, 6, 9] differ from token 2 on; [5, 6] and [5, 6, 9] do, too.
-        first = int(np.argmax(differs)) if differs.any() else shared
-        start = max(0, first - _BEFORE)
-        for sign, tokens, pipeline in zip("-+", sides, self._pipelines, strict=True):
-            if pipeline is not None:
-                text = _shown(tokens, start, pipeline)
-                print_text(f"{sign} {'... ' if start else ''}{text}", 12)
-
-
-def _shown(tokens: Tokens, start: int, pipeline: Pipeline) -> str:
-    """Return tokens as text, with trained ones between {+ and +}."""
-    ids, mask = (each[start : start + _BEFORE + _AFTER] for each in tokens)
-    text = plain(runs_of(ids.tolist(), mask.astype(np.bool_), pipeline))
-    more = " ..." if start + len(ids) < len(tokens[0]) else ""
-    return for_terminal(text) + more
+def _print_texts(records: Rows, pipelines: Sequence[Pipeline | None]) -> None:
+    """Print a record of both versions, starting shortly before the first difference."""
+    sides = [(np.array(each["input_ids"]), np.array(each["trained"], bool)) for each in records]
+    (old_ids, old_mask), (new_ids, new_mask) = sides
+    shared = min(len(old_ids), len(new_ids))
+    differs = old_ids[:shared] != new_ids[:shared]
+    differs |= old_mask[:shared] != new_mask[:shared]
+    # ids [5, 6, 7] and [5, 6, 9] differ from token 2 on; [5, 6] and [5, 6, 9] do, too.
+    first = int(np.argmax(differs)) if differs.any() else shared
+    start = max(0, first - _BEFORE)
+    end = start + _BEFORE + _AFTER
+    for sign, (ids, mask), pipeline in zip("-+", sides, pipelines, strict=True):
+        if pipeline is not None:
+            text = for_terminal(plain(runs_of(ids[start:end].tolist(), mask[start:end], pipeline)))
+            more = " ..." if end < len(ids) else ""
+            print_text(f"{sign} {'... ' if start else ''}{text}{more}", 12)

@@ -1,8 +1,6 @@
 """Present the files of a version as tables that DuckDB scans, one batch in memory at a time.
 
-`read_batches` reads the files instead of DuckDB, because Arrow checks the CRC32 of each page and
-DuckDB does not (18 of 30 flipped bits changed an answer). Arrow and JSON Lines files work, too.
-Lists whose lengths do not add up are an error.
+Arrow and JSON Lines files work, too. Lists whose lengths do not add up are an error.
 
 `data` files become two tables. Both use the same batch, and no token is copied:
 
@@ -167,6 +165,8 @@ class FileTable:
         first = 0
         max_rows = _BAD_ROWS if "raw" in columns else _ROWS
         for path, _ in self.files.files.get(self.name, []):
+            # Not DuckDB's own reader: Arrow checks the CRC32 of each page and DuckDB does not (18
+            # of 30 flipped bits changed an answer).
             for batch in read_batches(path, columns, max_rows=max_rows):
                 made = {name: batch[name] for name in columns}
                 made["number"] = pa.array(np.arange(first, first + batch.num_rows))

@@ -23,7 +23,6 @@ from packhouse.addons.ask.samples import (
     label_text,
     labels_of,
     pair_sides,
-    read_pack,
     read_packs,
     records_in,
     weights_text,
@@ -49,9 +48,6 @@ from packhouse.system.escaping import for_terminal
 from packhouse.system.terminal import console, echo, page, print_note
 from packhouse.system.wording import counted
 from packhouse.tokenize.encoders import Pipeline
-
-SOURCE = "split_part(source, '/', 1)"
-"""SQL for the source name of a record: `chats` for `chats/chats.jsonl`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,7 +124,13 @@ def inspect(
     """
     chosen = _Wanted(**wanted)
     if quarantined or dropped:
-        _invoke_other(target, cache, as_json, is_quarantine=quarantined)
+        module = import_module(COMMANDS["quarantine" if quarantined else "dropped"][0])
+        command: click.Command = module.show if quarantined else module.dropped
+        # Built from command-line words, so that all other options get their defaults.
+        words = [target, "--cache", str(cache), *(["--json"] if as_json else [])]
+        parent = click.get_current_context()
+        with command.make_context(command.name, words, parent=parent) as context:
+            command.invoke(context)
     elif is_recipe_path(target):
         rows, pipeline = _of_recipe(target, chosen, cache)
         if not rows:
@@ -141,23 +143,9 @@ def inspect(
     else:
         opened = open_address(target)
         split = split or first_split(opened)
-        if pack is not None:
-            packed = iter([(pack, read_pack(opened, split, pack))])
-        else:
-            packed = read_packs(opened, split, skip, packs)
+        packed = read_packs(opened, split, *((skip, packs) if pack is None else (pack, 1)))
         pipeline = _pipeline(opened, tokenizer, cache)
         _show_packs(split, packed, pipeline, opened.manifest, as_json=as_json)
-
-
-def _invoke_other(target: str, cache: Path, as_json: bool, *, is_quarantine: bool) -> None:
-    """Run `packhouse quarantine show` or `packhouse dropped` instead."""
-    module = import_module(COMMANDS["quarantine" if is_quarantine else "dropped"][0])
-    command: click.Command = module.show if is_quarantine else module.dropped
-    # Built from command-line words, so that all other options get their defaults.
-    words = [target, "--cache", str(cache), *(["--json"] if as_json else [])]
-    parent = click.get_current_context()
-    with command.make_context(command.name, words, parent=parent) as context:
-        command.invoke(context)
 
 
 def _show_packs(
@@ -250,12 +238,14 @@ def _of_version(
     """Return the selected records of a version, with a description as `about`."""
     if split is not None:
         check_split(opened, split)
+    # The source of a record is the first part of its file: `chats` for `chats/chats.jsonl`.
+    source = "source" if "/" in (wanted.source or "") else "split_part(source, '/', 1)"
     conditions = {
         "record_id = ?": wanted.record,
         "row = ?": wanted.row,
         "contains(text, ?)": wanted.grep,
         "split = ?": split,
-        f"{'source' if '/' in (wanted.source or '') else SOURCE} = ?": wanted.source,
+        f"{source} = ?": wanted.source,
     }
     given = {where: value for where, value in conditions.items() if value is not None}
     where = " AND ".join(["outcome = 'kept'", *given])
@@ -324,13 +314,24 @@ def _of_recipe(
         rows = [
             row
             for row in rows_with_masks(first_rows.tokenized)
-            if _is_wanted(row, wanted, pipeline)
+            if wanted.source in (None, row["source"], row["source"].partition("/")[0])
+            and wanted.row in (None, row["row"])
+            and wanted.record in (None, row["record_id"])
+            and (not wanted.grep or wanted.grep in "".join(token_texts(row["input_ids"], pipeline)))
         ]
         wanted.note_more(len(rows) if wanted.is_any else 0, f" in '{source.path}'")
         names = labels_of(recipe, source)
-        sampled = [_sampled(row, recipe.pack.seq_len, names) for row in rows[: wanted.limit]]
-        is_paired = recipe.preferences == "pairs"
-        found += [s for row in sampled for s in _sides_of(row)] if is_paired else sampled
+        for row in rows[: wanted.limit]:
+            is_over = row["num_tokens"] > recipe.pack.seq_len
+            about = [
+                f"record {row['record_id']}",
+                f"longer than seq_len {recipe.pack.seq_len:,}" if is_over else "",
+                label_text(row["label"], names),
+                weights_text(row.get("range_weights") or []),
+            ]
+            shown = {name: row[name] for name in _SHOWN}
+            shown["about"] = "; ".join(filter(None, about))
+            found += _sides_of(shown) if recipe.preferences == "pairs" else [shown]
         if refused:
             first = refused[0]
             number = len({row["row"] for row in refused})
@@ -343,21 +344,7 @@ def _of_recipe(
     return found, pipeline
 
 
-def _is_wanted(row: Mapping[str, Any], wanted: _Wanted, pipeline: Pipeline | None) -> bool:
-    sources = (None, row["source"], row["source"].partition("/")[0])
-    is_record = wanted.record in (None, row["record_id"])
-    is_it = wanted.source in sources and wanted.row in (None, row["row"]) and is_record
-    grep = wanted.grep
-    return is_it and (grep is None or grep in "".join(token_texts(row["input_ids"], pipeline)))
-
-
-def _sampled(row: dict[str, Any], seq_len: int, labels: Sequence[str]) -> dict[str, Any]:
-    over = f"; longer than seq_len {seq_len:,}" if row["num_tokens"] > seq_len else ""
-    names = ("source", "row", "record_id", "label", "input_ids", "trained")
-    about = f"record {row['record_id']}{over}"
-    more = (label_text(row["label"], labels), weights_text(row.get("range_weights") or []))
-    about = "; ".join([about, *filter(None, more)])
-    return {**{name: row[name] for name in names}, "about": about}
+_SHOWN = ("source", "row", "record_id", "label", "input_ids", "trained")
 
 
 def _pipeline(opened: OpenVersion, folder: str | None, cache: Path) -> Pipeline | None:

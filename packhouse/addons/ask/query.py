@@ -6,20 +6,6 @@ these columns are fetched, and the query then runs on them. To read whole packs 
 `packhouse.load_packed` instead.
 
     ask "select avg(num_trained) from packs" -> packs:num_trained -> labels, seq_lengths of `data`
-
-Each file gets a sparse local copy of the same size, which contains the footer and the requested
-columns, with holes in place of the others:
-
-    [ PAR1 | hole | num_tokens | hole | num_tokens | hole | footer ]
-                    row group 0         row group 1
-
-The digest of the whole file cannot be checked in this case. Instead, the size in each response of
-the store must match the manifest, the object's tag must not change, the footer must have as many
-rows as the manifest, and readers check the CRC32 of each page (`contracts.read_batches`). Reading a
-hole is an error, because zeros are not a valid page.
-
-The footer is untrusted. It is parsed in a worker, and its byte ranges are checked against the size
-of the file before any request.
 """
 
 import re
@@ -220,8 +206,8 @@ def fetch_files(opened: OpenVersion, question: Question, folder: Path) -> tuple[
     for table, columns in taken.items():
         kind, names = columns_of_files(table, columns)
         wanted.setdefault(kind, set()).update(names)
-    fetched = fetch_columns(opened, wanted, folder)
-    return VersionFiles(files=fetched.files, manifest=manifest, taken=taken), fetched.num_bytes
+    found, num_bytes = fetch_columns(opened, wanted, folder)
+    return VersionFiles(files=found, manifest=manifest, taken=taken), num_bytes
 
 
 def _plan(question: Question, manifest: Manifest) -> dict[str, list[str]]:
@@ -488,6 +474,20 @@ def _versions(opened: OpenVersion) -> list[dict[str, Any]]:
     return rows
 
 
+# Columns of files. Each file gets a sparse local copy of the same size, which contains the footer
+# and the requested columns, with holes in place of the others:
+#
+#     [ PAR1 | hole | num_tokens | hole | num_tokens | hole | footer ]
+#                     row group 0         row group 1
+#
+# The digest of the whole file cannot be checked in this case. Instead, the size in each response of
+# the store must match the manifest, the object's tag must not change, the footer must have as many
+# rows as the manifest, and readers check the CRC32 of each page (`contracts.read_batches`). Reading
+# a hole is an error, because zeros are not a valid page.
+#
+# The footer is untrusted. It is parsed in a worker, and its byte ranges are checked against the
+# size of the file before any request.
+
 _WHOLE_BYTES = 2**18  # smaller files are fetched whole and checked by digest
 _TAIL_BYTES = 2**16  # first read from the end; footers take about 100 bytes per column chunk
 _GAP_BYTES = 2**14  # smaller gaps between columns are fetched too, which saves a request
@@ -497,25 +497,19 @@ _THREADS = 8
 _FOOTER_END = 8  # bytes: length of the footer (4, little-endian), then `PAR1`
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Fetched:
-    """Local copies that contain at least the requested columns."""
-
-    files: Mapping[str, list[tuple[Path, str]]]
-    """Path and split of each file in published order, by kind."""
-    num_bytes: int
-    """Number of bytes fetched."""
-
-
 def fetch_columns(
     opened: OpenVersion, wanted: Mapping[str, Collection[str]], folder: Path
-) -> Fetched:
+) -> tuple[dict[str, list[tuple[Path, str]]], int]:
     """Fetch columns of all files of some kinds. Small and non-Parquet files are fetched whole.
 
     Args:
         opened: the version.
         wanted: column names by kind of file; names that a file does not have are ignored.
         folder: folder for the copies.
+
+    Returns:
+        Path and split of each copy in published order, by kind of file, and the number of bytes
+        fetched.
 
     Raises:
         VersionNotFoundError: a file was deleted.
@@ -548,7 +542,7 @@ def fetch_columns(
     for copy in copies:
         files.setdefault(copy.entry.kind, []).append((copy.path, copy.entry.split))
     num_bytes = sum(copy.num_bytes for copy in copies) + sum(end - start for _, start, end in parts)
-    return Fetched(files=files, num_bytes=num_bytes)
+    return files, num_bytes
 
 
 @dataclass(kw_only=True, slots=True)
@@ -688,9 +682,7 @@ def _pieces(
             start = min(chunk.data_page_offset, chunk.dictionary_page_offset or size)
             end = start + chunk.total_compressed_size
             if not 0 <= start <= end <= size:
-                raise ValueError(
-                    f"column '{chunk.path_in_schema}' has the invalid byte range {start:,} to "
-                    f"{end:,}"
-                )
+                named = f"column '{chunk.path_in_schema}'"
+                raise ValueError(f"{named} has the invalid byte range {start:,} to {end:,}")
             pieces.append((start, end))
     return pieces

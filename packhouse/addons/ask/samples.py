@@ -81,17 +81,6 @@ def read_packs(
         raise ConfigError(f"{split} has no pack {skip:,}. Its last pack is {first - 1:,}")
 
 
-def read_pack(opened: OpenVersion, split: str, number: int) -> dict[str, Any]:
-    """Return the row of one pack, by its number in the split (from 0).
-
-    Raises:
-        ConfigError: the split or pack does not exist.
-        IntegrityError: a file is damaged.
-    """
-    ((_, row),) = read_packs(opened, split, number, 1)
-    return row
-
-
 def _read_rows(files: VersionFiles, start: int, count: int) -> list[dict[str, Any]]:
     """Return packs [start, start + count) of a file (in a worker)."""
     rows: list[dict[str, Any]] = []

@@ -6,7 +6,6 @@ dropped rows are not in a version: they come from the cache or from unchanged so
 """
 
 import json
-from collections import Counter
 from contextlib import suppress
 from functools import partial
 from itertools import islice
@@ -21,7 +20,7 @@ from packhouse.addons.ask.samples import (
     first_split,
     is_of_classes,
     label_names,
-    read_pack,
+    read_packs,
     records_in,
 )
 from packhouse.cli.options import cache_option, json_option, number_option
@@ -107,7 +106,7 @@ def trace(
 
 def _of_token(opened: OpenVersion, split: str, pack: int, token: int) -> dict[str, Any]:
     """Return the source row of a token, and why it is trained or not."""
-    row = read_pack(opened, split, pack)
+    ((_, row),) = read_packs(opened, split, pack, 1)
     if token >= len(row["input_ids"]):
         has = f"the pack has {len(row['input_ids']):,} tokens, counted from 0."
         raise ConfigError(f"{split} pack {pack:,} has no token {token:,}: {has}")
@@ -128,7 +127,12 @@ def _of_token(opened: OpenVersion, split: str, pack: int, token: int) -> dict[st
     before = 0
     if is_part:
         parts = [part for part in records_in(row) if part.record_id == record_id]
-        before = _tokens_before(opened, split, pack, record_id)
+        query = (  # tokens in earlier packs
+            "SELECT coalesce(sum(n), 0)::BIGINT AS n FROM ("
+            "SELECT unnest(record_ids) AS record_id, unnest(seq_lengths) AS n FROM packs "
+            "WHERE split = ? AND pack < ?) WHERE record_id = ?"
+        )
+        before = read(opened, query, [split, pack, record_id])["n"][0].as_py()
         before += sum(part.end - part.start for part in parts if part.end <= start)
         # A record that is repeated appears again from its first token on.
         before %= kept[0]["num_tokens"]
@@ -167,16 +171,6 @@ def _of_token(opened: OpenVersion, split: str, pack: int, token: int) -> dict[st
         "trained": "yes" if is_trained else "no",
         "rule": rule,
     }
-
-
-def _tokens_before(opened: OpenVersion, split: str, pack: int, record_id: str) -> int:
-    """Return how many tokens of a record are in earlier packs, for records that `concat` cut."""
-    query = (
-        "SELECT coalesce(sum(n), 0)::BIGINT AS n FROM ("
-        "SELECT unnest(record_ids) AS record_id, unnest(seq_lengths) AS n FROM packs "
-        "WHERE split = ? AND pack < ?) WHERE record_id = ?"
-    )
-    return int(read(opened, query, [split, pack, record_id])["n"][0].as_py())
 
 
 def _row_at(file: str, line: int) -> int:
@@ -278,12 +272,21 @@ def dropped(
           <|im_start|>user Hello, I am Hana ...
     """
     opened, workspace = open_address(target), Workspace(cache=cache)
-    rows = _dropped_rows(opened, reason, source)
-    groups = {name: number for name, number in Counter(r["reason"] for r in rows).most_common()}
-    shown: Rows = rows
-    if limit and not as_json:
-        of_reason = {name: [row for row in rows if row["reason"] == name] for name in groups}
-        shown = [row for each in of_reason.values() for row in each[:limit]]
+    of_source = "? IS NULL OR ? IN (source, split_part(source, '/', 1))"
+    query = f"FROM dropped WHERE (? IS NULL OR reason = ?) AND ({of_source})"
+    rows: Rows = read(opened, query, [reason, reason, source, source]).to_pylist()
+    if reason and not rows:
+        found = read(opened, "SELECT DISTINCT reason FROM dropped ORDER BY reason")
+        reasons = found["reason"].to_pylist()
+        if reason not in reasons:
+            others = f"(found: {', '.join(reasons)})" if reasons else ""
+            raise ConfigError(f"nothing was dropped for reason '{reason}'{others}")
+    groups: dict[str, Rows] = {}
+    for row in rows:
+        groups.setdefault(row["reason"], []).append(row)
+    groups = dict(sorted(groups.items(), key=lambda group: -len(group[1])))
+    most = len(rows) if as_json or not limit else limit
+    shown = [row for group in groups.values() for row in group[:most]]
     _add_texts(shown, opened, workspace)
     left = [row for row in shown if "text" not in row]
     notes = _add_raw(left, opened, workspace, load_recipe(recipe) if recipe else None)
@@ -293,48 +296,22 @@ def dropped(
         for note in notes:
             print_note(note)
         return
-    for name, number in groups.items():
-        of_this = [row for row in shown if row["reason"] == name]
-        unit = "record" if any(row["record_id"] for row in of_this) else "row"
-        echo(f"{name}: {counted(number, unit)}")
-        for row in of_this:
-            _print(row)
-        if number > len(of_this):
-            echo(f"  ... and {number - len(of_this):,} more (raise --limit to see them)")
+    for name, group in groups.items():
+        unit = "record" if any(row["record_id"] for row in group[:most]) else "row"
+        echo(f"{name}: {counted(len(group), unit)}")
+        for row in group[:most]:
+            tokens = f", {counted(row['num_tokens'], 'token')}" if "num_tokens" in row else ""
+            detail = f": {for_terminal(row['detail'])}" if row["detail"] else ""
+            print_text(f"{row['source']} row {row['row']:,}{tokens}{detail}", 2)
+            if text := for_terminal(row.get("text") or row.get("raw") or ""):
+                print_text(text if len(text) <= _TEXT else f"{text[: _TEXT - 4]} ...", 4)
+        if len(group) > most:
+            echo(f"  ... and {len(group) - most:,} more (raise --limit to see them)")
     if not rows:
-        echo(
-            "nothing was dropped"
-            if not (reason or source)
-            else "nothing matches --reason and --source"
-        )
+        is_all = not (reason or source)
+        echo("nothing was dropped" if is_all else "nothing matches --reason and --source")
     for note in notes:
         print_text(note)
-
-
-def _print(row: dict[str, Any]) -> None:
-    tokens = f", {counted(row['num_tokens'], 'token')}" if "num_tokens" in row else ""
-    detail = f": {for_terminal(row['detail'])}" if row["detail"] else ""
-    print_text(f"{row['source']} row {row['row']:,}{tokens}{detail}", 2)
-    if text := for_terminal(row.get("text", row.get("raw", ""))):
-        print_text(text if len(text) <= _TEXT else f"{text[: _TEXT - 4]} ...", 4)
-
-
-def _dropped_rows(opened: OpenVersion, reason: str | None, source: str | None) -> Rows:
-    """Return the dropped rows, without their texts.
-
-    Raises:
-        ConfigError: no row was dropped for this reason.
-    """
-    of_source = "? IS NULL OR ? IN (source, split_part(source, '/', 1))"
-    query = f"FROM dropped WHERE (? IS NULL OR reason = ?) AND ({of_source})"
-    rows: Rows = read(opened, query, [reason, reason, source, source]).to_pylist()
-    if reason and not rows:
-        found = read(opened, "SELECT reason, count(*) FROM dropped GROUP BY reason").to_pylist()
-        reasons = [row["reason"] for row in found]
-        if reason not in reasons:
-            others = f"(found: {', '.join(reasons)})" if reasons else ""
-            raise ConfigError(f"nothing was dropped for reason '{reason}'{others}")
-    return rows
 
 
 def _add_texts(rows: Rows, opened: OpenVersion, workspace: Workspace) -> None:
@@ -380,15 +357,23 @@ def _add_raw(
     wanted: dict[str, dict[int, Rows]] = {}
     for row in rows:
         wanted.setdefault(row["source"], {}).setdefault(row["row"], []).append(row)
+    shards, notes = list[SourceShard](), dict[str, str]()
     if recipe is None:
         # Without a recipe, look where the last run on this machine read the files.
         jobs = load_last_run(workspace.cache, opened.dataset).values()
-        shards, notes = list[SourceShard](), dict[str, str]()
         with suppress(TypeError):  # written by another release of packhouse
             shards = [SourceShard(**job.shard) for job in jobs if job.shard is not None]
         missing = "its path is unknown on this machine; pass --recipe RECIPE"
     else:
-        shards, notes = _shards_of_recipe(recipe, {name.partition("/")[0] for name in wanted})
+        names = {name.partition("/")[0] for name in wanted}
+        for source in recipe.sources:
+            if (name := source_name(source)) in names:
+                try:
+                    shards += scan_source(
+                        source, shard_bytes(recipe), recipe.validate_.max_row_bytes
+                    )
+                except PackhouseError as error:
+                    notes[name] = str(error)
         missing = "no source of the recipe contains it"
     of_version = {
         (each.file, each.row_start, each.sha256): each.rows
@@ -411,21 +396,6 @@ def _add_raw(
         if name in uris:
             why = f"'{uris[name]}' changed since the version was made (its sha256 differs)"
         if left:
-            num_rows_left = counted(len(left), "row")
-            lines.append(
-                f"cannot show the text of {num_rows_left} of {name}: {notes.get(name) or why}"
-            )
+            many = f"{counted(len(left), 'row')} of {name}"
+            lines.append(f"cannot show the text of {many}: {notes.get(name) or why}")
     return lines
-
-
-def _shards_of_recipe(recipe: Recipe, names: set[str]) -> tuple[list[SourceShard], dict[str, str]]:
-    """Return the shards of the named sources, and the error of each source that cannot be read."""
-    shards: list[SourceShard] = []
-    wrong: dict[str, str] = {}
-    for source in recipe.sources:
-        if (name := source_name(source)) in names:
-            try:
-                shards += scan_source(source, shard_bytes(recipe), recipe.validate_.max_row_bytes)
-            except PackhouseError as error:
-                wrong[name] = str(error)
-    return shards, wrong

@@ -10,7 +10,7 @@ code wrote them. Other rows are raw. They are prepared in a temporary folder, as
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from textwrap import indent
@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from packhouse.addons.audit_any.rows import token_batches
 from packhouse.addons.audit_any.token_audit import NUM_SAMPLES, Sample, TokenAudit, audit_token_rows
 from packhouse.addons.audit_any.turns import learn_turns
-from packhouse.api import Version, open_version, prepare_recipe
+from packhouse.api import Version, open_version
 from packhouse.auditing.inference import inference_line
 from packhouse.cli.summary import quality_lines
 from packhouse.cli.tokens import Run, html_runs, pipeline_of_version, plain, runs_of
@@ -34,7 +34,7 @@ from packhouse.recipe.reading import apply_override, merge_settings
 from packhouse.records.tables import read_table
 from packhouse.registry import function_of_addon
 from packhouse.run.cache import Workspace
-from packhouse.run.chain import Prepared
+from packhouse.run.chain import Prepared, prepare_recipe
 from packhouse.run.given import recipe_for, tokenizer_name
 from packhouse.store import open_version as open_stored
 from packhouse.store.manifest import AuditedRow
@@ -245,23 +245,20 @@ class AuditReport:
         """Return the counts, then the notes, as lines of text."""
         counts = self.counts
         share = counts["trained_tokens"] / max(counts["tokens"], 1)
-        return [
+        lines = [
             f"{counted(counts['rows_in'], f'{self.data} row')}, "
             f"{counted(counts['records'], 'record')}, {counted(counts['tokens'], 'token')}, "
             f"{share:.1%} of them trained",
             f"longest row {counted(counts['longest_row'], 'token')}, fill {self.fill:.1%}",
-            *(
-                [
-                    f"of {counted(counts['spans'], 'trained span')}, "
-                    f"{counts['spans_after_header']:,} follow a generation header, "
-                    f"{counts['spans_stopped']:,} end with a stop token, "
-                    f"{counts['spans_of_one_stop']:,} contain no other"
-                ]
-                if "spans" in counts
-                else []
-            ),
-            *(f"note: {note}" for note in self.notes),
         ]
+        if "spans" in counts:
+            lines.append(
+                f"of {counted(counts['spans'], 'trained span')}, "
+                f"{counts['spans_after_header']:,} follow a generation header, "
+                f"{counts['spans_stopped']:,} end with a stop token, "
+                f"{counts['spans_of_one_stop']:,} contain no other"
+            )
+        return lines + [f"note: {note}" for note in self.notes]
 
     def __repr__(self) -> str:
         lines = self.summary()
@@ -377,7 +374,11 @@ def audit(
     folder = check_cache(place.folder)
     with show_progress() if progress else nullcontext():
         start_phase("reading input")
-        data = _open_if_version(data)
+        if isinstance(data, str | Path):
+            # A dataset in a store has the folders v/ (versions) and refs/.
+            is_dataset = all((Path(data) / name).is_dir() for name in ("v", "refs"))
+            if is_dataset or ("@" in str(data) and not Path(data).exists()):
+                data = open_version(str(data))
         batches = _version_batches(data) if isinstance(data, Version) else token_batches(data)
         name = tokenizer_name(tokenizer, folder)
         if batches is None:
@@ -427,16 +428,6 @@ def _token_settings(
     if others := [key for key in keys if key != "tokenize.pipeline"]:
         raise ConfigError(f"{others[0]}= applies to raw rows, but these are tokenized. Remove it.")
     return given
-
-
-def _open_if_version(data: object) -> object:
-    """Open the version that a path or address names; return any other data unchanged."""
-    if not isinstance(data, str | Path):
-        return data
-    path, text = Path(data), str(data)
-    # A dataset in a store has the folders v/ (versions) and refs/.
-    is_dataset = (path / "v").is_dir() and (path / "refs").is_dir()
-    return open_version(text) if is_dataset or ("@" in text and not path.exists()) else data
 
 
 def _version_batches(version: Version) -> Iterator[pa.RecordBatch]:
@@ -492,8 +483,7 @@ def _audit_raw(
     }
     if template is not None:
         lifted["format"] = {**settings.get("format", {}), "template": template}
-    with ExitStack() as stack:
-        store = stack.enter_context(temporary_folder("audit"))
+    with temporary_folder("audit") as store:
         recipe = recipe_for(
             data,
             tokenizer=tokenizer,
@@ -553,16 +543,16 @@ def _report_prepared(
 def _example(row: AuditedRow, prepared: Prepared, pipeline: Pipeline) -> Example:
     """Return one of the worst rows of the audit, with its first 160 tokens."""
     place = f"{row.source} row {row.row:,}"
-    for receipt in prepared.receipts:
-        if receipt.step != "gather":
-            continue
-        for batch in read_table(receipt.path("packs.arrow")).to_batches():
+    gathered = (each for each in prepared.receipts if each.step == "gather")
+    for packs in (read_table(receipt.path("packs.arrow")) for receipt in gathered):
+        for batch in packs.to_batches():
             number = pc.index(batch["record_ids"].flatten(), row.record_id).as_py()
             if number < 0:
                 continue
             ends = np.cumsum(batch["seq_lengths"].flatten().to_numpy(zero_copy_only=False))
-            start, end = int(ends[number - 1]) if number else 0, int(ends[number])
-            ids = batch["input_ids"].flatten().to_numpy()[start:end]
-            trained = expand_labels(batch)[start:end] >= 0
-            return Example(place=place, runs=runs_of(ids[:160].tolist(), trained[:160], pipeline))
+            start = int(ends[number - 1]) if number else 0
+            part = slice(start, min(int(ends[number]), start + 160))
+            ids = batch["input_ids"].flatten().to_numpy()[part]
+            runs = runs_of(ids.tolist(), expand_labels(batch)[part] >= 0, pipeline)
+            return Example(place=place, runs=runs)
     return Example(place=place)

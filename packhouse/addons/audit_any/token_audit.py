@@ -456,27 +456,17 @@ class AnswerPlaces:
         rows, num_tokens = self.rows, len(self.rows.ids)
         is_text = ~self.table.is_blank[rows.ids]
         is_content = is_text & ~np.isin(rows.ids, list(self.turns.end_ids))
-        first, first_trained = (
-            _next(is_text, self.begins),
-            _next(is_text & rows.trained, self.begins),
-        )
+        first = _next(is_text, self.begins)
+        first_trained = _next(is_text & rows.trained, self.begins)
         # Running counts of trained text tokens: a difference gives the count of [begin, stop).
         num_content = np.append(0, np.cumsum(is_content & rows.trained))
         has_trained = num_content[self.stops] > num_content[self.begins]
-        of_record = (
-            num_content[rows.offsets[self.records + 1]] - num_content[rows.offsets[self.records]]
-        )
-        is_late = (
-            (first < first_trained)
-            & (first_trained < self.stops)
-            & (has_trained | (of_record == 0))
-        )
-        is_late &= is_content[np.minimum(first, num_tokens - 1)]
+        of_record = np.diff(num_content[rows.offsets])[self.records]
+        is_late = (first < first_trained) & (first_trained < self.stops)
+        is_late &= (has_trained | (of_record == 0)) & is_content[np.minimum(first, num_tokens - 1)]
         found = [
             begin
-            for begin, end in zip(
-                first[is_late].tolist(), first_trained[is_late].tolist(), strict=True
-            )
+            for begin, end in np.stack([first, first_trained], 1)[is_late].tolist()
             if not self.data[self.edges[begin] : self.edges[end]].rstrip().endswith(prompt_ends)
         ]
         return np.array(found, np.int64)

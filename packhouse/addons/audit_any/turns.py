@@ -138,15 +138,16 @@ def learn_turns(
         pipeline: tokenization pipeline.
         tokenizers: folder of tokenizer snapshots.
     """
+    note = ""
     if recipe is None:
         note = (
             "no template, so prompts and headers were not checked. Pass the template of the rows."
         )
-        return turns_of([], snapshot, pipeline), [note]
-    if pipeline.token_bytes is None:
+    elif pipeline.token_bytes is None:
         note = (
             "the tokenizer cannot decode its ids to text, so prompts and headers were not checked"
         )
+    if recipe is None or note:
         return turns_of([], snapshot, pipeline), [note]
     # Render whole conversations if the template allows it (Nemotron 3 does not). Records of single
     # answers would all include what the template writes only in the prompt (Qwen3's empty thinking

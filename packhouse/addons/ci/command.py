@@ -9,8 +9,7 @@
     publish      the version is committed
 
 A gate is passed, failed or not reached (`packhouse.records.gates`). This module holds the state of
-a job and formats its summaries; `job` does the work. Importing `job` takes over a second, so it is
-imported late: a signal in the meantime must find code that can write summaries.
+a job and formats its summaries; `refresh` does the work.
 """
 
 import json
@@ -32,7 +31,6 @@ from packhouse.system.disks import disk_error
 from packhouse.system.escaping import for_markdown, for_terminal, markdown_code, markdown_table
 from packhouse.system.progress import show_progress, start_phase
 from packhouse.system.terminal import Interrupted, echo, ignore_signals, interruption, print_note
-from packhouse.system.wording import counted
 
 if TYPE_CHECKING:
     from packhouse.addons.ci.refresh import Refreshed
@@ -119,13 +117,10 @@ class CiJob:
 
 def plan_markdown(facts: PlanFacts) -> str:
     """Return the plan as markdown for a comment on a pull request."""
-    about = "" if facts.estimate.is_exact else "about "
     now = f"`{facts.current}`" if facts.current else "nothing yet"
     lines = [
         f"### packhouse plan: {facts.dataset}",
-        f"`{facts.version_id}`; the ref is at {now}. {about}{facts.estimate.num_rows}, "
-        f"{counted(facts.estimate.tokens, 'token')}, {counted(facts.estimate.packs, 'pack')}, "
-        f"{facts.estimate.bytes / 2**20:,.1f} MiB.",
+        f"`{facts.version_id}`; the ref is at {now}. {facts.estimate.totals}.",
     ]
     if facts.current and facts.current.startswith(f"{facts.version_id}."):
         return "\n".join([*lines, "", "**Nothing changed**: only the gates are checked.", ""])
@@ -321,11 +316,18 @@ def ci(
     """
     job = CiJob(dataset=Path(recipe_path).stem, only_plan=plan_only)
     try:
-        for path in (summary, junit, json_file):
-            _check_folder(path)
+        for path in filter(None, (summary, junit, json_file)):
+            if not path.absolute().parent.is_dir():
+                raise ConfigError(
+                    f"cannot write '{path}': '{path.parent}' is not a folder. Create it first."
+                )
+            if path.is_dir():
+                raise ConfigError(f"cannot write '{path}': it is a folder. Pass a file name.")
         with show_progress():
             start_phase("starting")
-            from packhouse.addons.ci.refresh import run_job  # takes over a second
+            # Imported late, because it takes over a second: a signal in the meantime must find code
+            # that can write summaries.
+            from packhouse.addons.ci.refresh import run_job
 
             run_job(job, recipe_path, overrides, cache=cache, workers=workers, approval=approval)
     except BaseException as error:  # a pipeline needs its summaries after any error
@@ -342,19 +344,10 @@ def ci(
     sys.exit(job.exit_code)
 
 
-def _check_folder(path: Path | None) -> None:
-    if path is not None and not path.absolute().parent.is_dir():
-        raise ConfigError(
-            f"cannot write '{path}': '{path.parent}' is not a folder. Create it first."
-        )
-    if path is not None and path.is_dir():
-        raise ConfigError(f"cannot write '{path}': it is a folder. Pass a file name.")
-
-
 def _write(job: CiJob, path: Path | None, text: str) -> None:
     """Write a summary; a failure does not prevent the other summaries."""
     if path is None or not path.absolute().parent.is_dir() or path.is_dir():
-        return  # already reported by `_check_folder`
+        return  # already reported before the run
     try:
         path.write_text(text, encoding="utf-8", errors="backslashreplace")
     except OSError as error:

@@ -5,13 +5,11 @@ first. A version id is a hash of all inputs, so if the planned id equals the cur
 tokenizer, setting, engine or library has changed. Then only the limits of the recipe, which may
 have changed, are checked against the version. Otherwise the chain runs and the ref moves.
 
-With approval, the ref stays and `<ref>.candidate` moves to every new version. Schema and drift are
-always compared with the version that the ref points to, not with the last candidate: ten
-candidates, each 1% from the one before, can be 10% from what readers have.
+With approval, the ref stays and `<ref>.candidate` moves to every new version.
 """
 
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -29,11 +27,10 @@ from packhouse.registry import function_of_addon
 from packhouse.render.sandbox import pinned_date
 from packhouse.run.cache import Mirror, Workspace, open_mirror
 from packhouse.run.cache_room import forget_tries, touch_last_run
-from packhouse.run.chain import Prepared, check_golden, prepare
+from packhouse.run.chain import Plan, Prepared, check_golden, plan_jobs, prepare
 from packhouse.run.given import read_recipe
-from packhouse.run.local_pool import local_runner
+from packhouse.run.step import LocalRunner
 from packhouse.run.steps import ALL_LIBRARIES, ENGINE_VERSIONS
-from packhouse.run.steps.plan import Plan, plan_jobs
 from packhouse.run.steps.publish import configuration_of, ref_gates
 from packhouse.store import Drift, OpenVersion, load_ref, open_store, open_version, set_ref
 from packhouse.store.evolution import (
@@ -173,11 +170,12 @@ def compare(recipe: Recipe, found: Look, version: str) -> Change | None:
     Raises:
         IntegrityError: a manifest was changed after a ref recorded it.
     """
+    # Never compared with the last candidate: ten candidates, each 1% from the one before, can be
+    # 10% from what readers have.
     old = None if found.current == version else open_current(recipe, found)
     if old is None:
         return None
-    new = _open(recipe, found, version)
-    ends = old.manifest, new.manifest
+    ends = old.manifest, _open(recipe, found, version).manifest
     return Change(diff_manifests(*ends), measure_drift(*ends), breaking_changes(*ends))
 
 
@@ -455,7 +453,7 @@ def run_job(
         job.gates.add(job.refreshed.gates)
         return
     published = candidate_recipe(recipe) if approval else recipe
-    with local_runner(published, workspace, workers) as local:
+    with LocalRunner(recipe=published, workspace=workspace, workers=workers) as local:
         prepared = prepare(published, local, folder, plan, job.gates, mirror)
         job.refreshed = finish_refresh(recipe, found, prepared)
     results = job.refreshed.gates
@@ -476,10 +474,18 @@ def _plan_facts(
     ready = Counter(step for step, key in steps if (step, key) in done)
     settings: dict[str, Any] = {}
     sources: dict[str, str] = {}
-    current = open_current(recipe, found)
-    if current is not None:
+    if current := open_current(recipe, found):
         settings = changed_settings(current.manifest.configuration, configuration_of(recipe))
-        sources = _changed_sources(plan, current)
+        before, now = defaultdict[str, list[str]](list), defaultdict[str, list[str]](list)
+        for shard in current.manifest.facts.lineage.sources:
+            before[shard.file].append(shard.sha256)
+        for planned in plan.shards:
+            now[planned.file].append(planned.sha256)
+        sources = {
+            name: "added" if name not in before else "removed" if name not in now else "changed"
+            for name in sorted({*before, *now})
+            if sorted(before.get(name, ())) != sorted(now.get(name, ()))
+        }
     return PlanFacts(
         dataset=recipe.dataset,
         version_id=found.version_id,
@@ -489,18 +495,3 @@ def _plan_facts(
         settings=settings,
         sources=sources,
     )
-
-
-def _changed_sources(plan: Plan, current: OpenVersion) -> dict[str, str]:
-    """Return the files that were added, changed or removed since a version, by name."""
-    files: dict[str, tuple[Counter[str], Counter[str]]] = {}
-    old = [(shard.file, shard.sha256) for shard in current.manifest.facts.lineage.sources]
-    new = [(shard.file, shard.sha256) for shard in plan.shards]
-    for side, shards in enumerate((old, new)):
-        for name, sha256 in shards:
-            files.setdefault(name, (Counter(), Counter()))[side][sha256] += 1
-    return {
-        name: "added" if not before else "removed" if not now else "changed"
-        for name, (before, now) in sorted(files.items())
-        if before != now
-    }

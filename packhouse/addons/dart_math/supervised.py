@@ -40,10 +40,10 @@ from packhouse.records.ledger import LedgerLine, check_quarantine, ledger_of
 from packhouse.registry import function_of_addon
 from packhouse.run.cache import AnyReceipt, Workspace
 from packhouse.run.cache_room import hold_steps
+from packhouse.run.chain import plan_jobs
 from packhouse.run.given import data_uri, source_settings, tokenizer_name, write_content
 from packhouse.run.step import AnyJob, execute
 from packhouse.run.steps import gather
-from packhouse.run.steps.plan import plan_jobs
 from packhouse.run.steps.validate import check_all_text_is_read
 from packhouse.system.disks import disk_errors
 from packhouse.system.fingerprint import digest

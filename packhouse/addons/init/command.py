@@ -4,8 +4,9 @@ import json
 import os
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,6 @@ from packhouse.addons.init.proposals import (
     render_sample,
     try_source,
 )
-from packhouse.addons.init.readings import Reading
 from packhouse.addons.init.survey import Survey, survey
 from packhouse.cli.options import json_option
 from packhouse.cli.tokens import coloured, pipeline_of, plain, rows_with_masks, runs_of
@@ -138,9 +138,17 @@ def init(
             said_so |= {"template": template} if template else {}
             _show_candidates(undecided, said_so, tokenizer, out, cache, as_json=as_json)
             raise click.exceptions.Exit(_UNDECIDED)
+        names = [source_name(SourceConfig(path=each.path)) for each in proposals]
+        sources = [
+            # Several files can share a name, but sources cannot.
+            {"path": each.path}
+            | ({"name": f"{name[:60]}-{number}"} if names.count(name) > 1 else {})
+            | each.settings
+            for number, (each, name) in enumerate(zip(proposals, names, strict=True), 1)
+        ]
         raw: dict[str, Any] = {
             "dataset": name_of(data[0]),
-            "sources": _sources(proposals),
+            "sources": sources,
             **({"validate": validate} if validate else {}),
             "tokenizer": tokenizer_name(tokenizer, cache),
         }
@@ -175,18 +183,21 @@ def init(
         raw["tokenizer"] = path_in_recipe(tokenizer, root)
     num_good = sum(trial.num_good for trial in trials)
     said = _of_lengths(lengths, num_good)
-    text = recipe_text(raw, proposals, [said], str(out))
+    text = recipe_text(raw, proposals, said, str(out))
     if as_json:
         echo(json.dumps({"file": str(out), "recipe": raw, "refusals": refusals}))
     else:
         for number, proposal in enumerate(proposals):
-            _show(proposal, samples[number] if number < len(samples) else None, recipe, cache)
+            _show_file(proposal)
+            print_text(f"proposed: {json.dumps(proposal.settings, ensure_ascii=False)}", 2)
+            if number < len(samples):
+                _show_rows(samples[number], recipe, cache, None)
         echo(said)
         if factor := factor_note(total([texts for *_, texts in rendered]), recipe.format):
             print_text(f"note: {factor}")
         for refusal in refusals:
             print_note(f"`packhouse prepare` would reject this: {refusal}")
-        repeats = [line for each in proposals for line in field_lines(each, each.reading)]
+        repeats = [line for each in proposals for line in field_lines(each)]
         left_out = "".join(f" Leave out {line}?" for line in repeats if _REPEATS in line)
         question = for_terminal(f"Right?{left_out} Write {out}?")
         if not yes and sys.stdin.isatty() and not click.confirm(question, default=True):
@@ -262,16 +273,6 @@ def _check_header(found: Survey) -> None:
             )
 
 
-def _sources(proposals: Sequence[Proposal]) -> list[dict[str, Any]]:
-    """Return the recipe's sources, numbering names that several files share."""
-    names = [source_name(SourceConfig(path=each.path)) for each in proposals]
-    sources = []
-    for number, (each, name) in enumerate(zip(proposals, names, strict=True), 1):
-        own = {"name": f"{name[:60]}-{number}"} if names.count(name) > 1 else {}
-        sources.append({"path": each.path, **own, **each.settings})
-    return sources
-
-
 def _template(
     sources: Sequence[Mapping[str, Any]], given: str, tokenizer: str, cache: Path
 ) -> dict[str, Any]:
@@ -319,7 +320,7 @@ def _refusals(
     for proposal, trial in zip(proposals, trials, strict=True):
         said += [
             f"'{name}' of '{proposal.path}' holds text in {number:,} of "
-            f"{counted(trial.num_rows, 'row')}that the recipe would not read. To leave it "
+            f"{counted(trial.num_rows, 'row')} that the recipe would not read. To leave it "
             "out, add it to `ignored_fields` of the source."
             for name, number in trial.unread.items()
         ]
@@ -329,15 +330,13 @@ def _refusals(
                 "repeat an earlier row. Set `dedup: {exact: drop}` in the recipe to keep one of "
                 f"each, or raise audit.max_duplicates ({recipe.audit.max_duplicates})."
             )
-    bad = sum(trial.bad.total() for trial in trials)
-    reasons = sum((trial.bad for trial in trials), type(trials[0].bad)())
+    reasons = sum((trial.bad for trial in trials), Counter[str]())
     examples = {reason: row for trial in trials for reason, row in trial.first_bad.items()}
     for table in refused:
         for row in table.select(["row", "reason", "detail"]).to_pylist():
             reasons[row["reason"]] += 1
-            bad += 1
             examples.setdefault(row["reason"], f"row {row['row']:,}: {row['detail']}")
-    if not bad:
+    if not reasons:
         return said
     ledger = LedgerLine(
         step="validate",
@@ -353,7 +352,8 @@ def _refusals(
         said.append(f"{error} ({shown})")
     else:
         print_note(
-            f"note: {counted(bad, 'row is', 'rows are')} bad and will be quarantined ({shown})"
+            f"note: {counted(reasons.total(), 'row is', 'rows are')} bad and will be "
+            f"quarantined ({shown})"
         )
     return said
 
@@ -374,10 +374,10 @@ def _show_candidates(
     found = []
     start_phase("rendering examples")
     for proposal in proposals:
-        examples = [_example(each, tokenizer, cache) for each in proposal.candidates]
-        usable = [each for each in examples if each.why_not is None]
+        tried = [(each, *_example(each, tokenizer, cache)) for each in proposal.candidates]
+        usable = [(each, recipe, rows) for each, recipe, rows, why_not in tried if not why_not]
         if not as_json:
-            _show_file(proposal, None)
+            _show_file(proposal)
             print_text(
                 f"These rows can be read in {len(usable):,} ways, so nothing was written. Run "
                 "the command of the right one."
@@ -385,13 +385,19 @@ def _show_candidates(
                 else "Only one way to read these rows was found, and it may be wrong, so "
                 "nothing was written. If it is right, run its command."
             )
-        for number, each in enumerate(usable, 1):
-            reading, unread = each.candidate.reading, each.candidate.trial.unread
+        for number, (candidate, recipe, rows) in enumerate(usable, 1):
+            reading, unread = candidate.reading, candidate.trial.unread
             ignored = dict.fromkeys([*given.get("ignored_fields", ()), *unread])
             settings = {**given, **reading.settings}
             settings |= {"template": reading.template} if reading.template else {}
             settings |= {"ignored_fields": list(ignored)} if ignored else {}
-            command = _command(path_in_recipe(proposal.path, Path.cwd()), tokenizer, out, settings)
+            path = path_in_recipe(proposal.path, Path.cwd())
+            parts = ["packhouse", "init", path, "--tokenizer", tokenizer, "-o", str(out)]
+            for key, value in settings.items():
+                is_plain = isinstance(value, str) and value.isidentifier()
+                shown = value if is_plain else json.dumps(value, ensure_ascii=False)
+                parts += ["--set", f"{key}={shown}"]
+            command = shlex.join(parts)
             found.append({"settings": settings, "leaves_out": dict(unread), "command": command})
             if as_json:
                 continue
@@ -401,30 +407,20 @@ def _show_candidates(
             if unread:
                 left = ", ".join(f"{n} (text in {rows:,} examples)" for n, rows in unread.items())
                 print_text(f"leaves out {left}", 3)
-            _show_rows(each.rows, each.recipe, cache, each.candidate.numbers)
+            _show_rows(rows, recipe, cache, [row for row, _ in candidate.layout.examples])
             echo(command)  # in one line, to be copied
-        for each in examples:
-            if each.why_not is not None and not as_json:
-                reads = ", ".join(each.candidate.reading.reads)
-                print_text(f"note: {reads} cannot be trained together: {each.why_not}")
+        for candidate, *_, why_not in tried:
+            if why_not and not as_json:
+                reads = ", ".join(candidate.reading.reads)
+                print_text(f"note: {reads} cannot be trained together: {why_not}")
         if not as_json:
             print_text(f"If none is right, and {NAME_THE_FIELDS}")
     if as_json:
         echo(json.dumps({"candidates": found}))
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Example:
-    """Example rows of a candidate, rendered and tokenized."""
-
-    candidate: Candidate
-    recipe: Recipe
-    rows: pa.Table
-    why_not: str | None
-    """Reason why the rows cannot be rendered, or None."""
-
-
-def _example(candidate: Candidate, tokenizer: str, cache: Path) -> _Example:
+def _example(candidate: Candidate, tokenizer: str, cache: Path) -> tuple[Recipe, pa.Table, str]:
+    """Return the recipe of a candidate, its first rows, and why they cannot be rendered, if so."""
     source = candidate.source
     raw: dict[str, Any] = {
         "dataset": "examples",
@@ -435,41 +431,18 @@ def _example(candidate: Candidate, tokenizer: str, cache: Path) -> _Example:
     raw |= _template([{"format": source.format}], template, raw["tokenizer"], cache)
     recipe = pinned(parse_recipe(raw, where="init"))
     tokenizers = Workspace(cache=cache).tokenizers
-    rows, why_not = pa.table({}), None
     try:
         rows, refused, _ = render_sample(
             recipe, source, candidate.trial, tokenizers, _SHOWN_EXAMPLES
         )
-        if not rows.num_rows:
-            why_not = refused["detail"][0].as_py()
     except TemplateError as error:
-        why_not = str(error)
-    return _Example(candidate=candidate, recipe=recipe, rows=rows, why_not=why_not)
+        return recipe, pa.table({}), str(error)
+    return recipe, rows, "" if rows.num_rows else refused["detail"][0].as_py()
 
 
-def _command(path: str, tokenizer: str, out: Path, settings: Mapping[str, Any]) -> str:
-    """Return the command that writes a recipe with these settings."""
-    parts = ["packhouse", "init", path, "--tokenizer", tokenizer, "-o", str(out)]
-    for key, value in settings.items():
-        is_plain = isinstance(value, str) and value.isidentifier()
-        shown = value if is_plain else json.dumps(value, ensure_ascii=False)
-        parts += ["--set", f"{key}={shown}"]
-    return shlex.join(parts)
-
-
-def _show(proposal: Proposal, sample: pa.Table | None, recipe: Recipe, cache: Path) -> None:
-    """Print the findings for a source, and example rows with trained tokens in green."""
-    _show_file(proposal, proposal.reading)
-    print_text(f"proposed: {json.dumps(proposal.settings, ensure_ascii=False)}", 2)
-    if sample is not None:
-        _show_rows(sample, recipe, cache, None)
-
-
-def _show_file(proposal: Proposal, reading: Reading | None) -> None:
-    out = console()
-    out.print(f"\n{proposal.path}", style="bold")
-    print_text(file_facts(proposal), 2)
-    for line in field_lines(proposal, reading)[:_SHOWN_FIELDS]:
+def _show_file(proposal: Proposal) -> None:
+    console().print(f"\n{proposal.path}", style="bold")
+    for line in (file_facts(proposal), *field_lines(proposal)[:_SHOWN_FIELDS]):
         print_text(line, 2)
 
 
@@ -509,30 +482,26 @@ def file_facts(proposal: Proposal) -> str:
     return f"{found.file_format}, {what}{shown}, {read}{of_first}{shapes}"
 
 
-def field_lines(proposal: Proposal, reading: Reading | None) -> list[str]:
+def field_lines(proposal: Proposal) -> list[str]:
     """Return one line per field with its type and use."""
-    found = proposal.survey
+    found, reading = proposal.survey, proposal.reading
     why = explained(found)
     ignored = set(reading.settings.get("ignored_fields") or ()) if reading is not None else set()
     lines = []
     for name, held in found.fields.items():
         num_rows = held.kinds.total() - held.kinds["nothing"]
         some = "" if num_rows in (0, found.num_rows) else f", in {counted(num_rows, 'row')}"
-        if reading is None:
-            ways = {each.reading.reads.get(name) for each in proposal.candidates} - {None}
+        ways = {each.reading.reads.get(name) for each in proposal.candidates} - {None}
+        if reading is None and ways:
             use = f"may be read as {' or '.join(sorted(map(str, ways)))}"
-            if not ways:
-                use = (
-                    f"ignored ({why[name]})"
-                    if name in why
-                    else ("not read in any of the ways below")
-                )
-        elif name in reading.reads:
+        elif reading is not None and name in reading.reads:
             use = f"read as {reading.reads[name]}"
         elif name in ignored:
             use = "ignored, as --set says"
         elif name in why:
             use = f"ignored ({why[name]})"
+        elif reading is None:
+            use = "not read in any of the ways below"
         elif not reading.reads:
             use = "read from rows that have it"
         else:
@@ -580,14 +549,14 @@ def path_in_recipe(path: str, folder: Path) -> str:
 
 
 def recipe_text(
-    raw: Mapping[str, Any], proposals: Sequence[Proposal], lengths: Sequence[str], name: str
+    raw: Mapping[str, Any], proposals: Sequence[Proposal], lengths: str, name: str
 ) -> str:
     """Return a recipe as YAML with comments.
 
     Args:
         raw: the recipe; its sources are in the same order as `proposals`.
         proposals: findings for each source.
-        lengths: comment lines on token counts, for the `pack` section.
+        lengths: comment on token counts, for the `pack` section.
         name: path of the recipe file, for the commands in the first comment.
     """
     lines = [
@@ -601,23 +570,24 @@ def recipe_text(
     ]
     for source, proposal in zip(raw["sources"], proposals, strict=True):
         lines.append(_comment(file_facts(proposal), 2))
-        lines += [_comment(f"  {line}", 2) for line in field_lines(proposal, proposal.reading)]
+        lines += [_comment(f"  {line}", 2) for line in field_lines(proposal)]
         for key, value in source.items():
             lead = "  - " if key == "path" else "    "
             why = _FORMATS.get(str(value), "") if key == "format" else _WHY.get(key, "")
             lines.append(lead + _line(key, value, why))
     why = {"chat": "the tokenizer's own"}.get(raw["format"]["template"], "")
-    strategy = [raw["pack"]["strategy"]] if "strategy" in raw["pack"] else []
+    pack_why = {
+        "seq_len": "pack size in tokens; longer rows are dropped",
+        "strategy": "a row each",
+    }
     lines += [
         *([_line("validate", raw["validate"])] if "validate" in raw else []),
         _line("tokenizer", raw["tokenizer"]),
         "format:",
         f"  {_line('template', raw['format']['template'], why)}",
         "pack:",
-        *(_comment(line, 2) for line in lengths),
-        "  "
-        + _line("seq_len", raw["pack"]["seq_len"], "pack size in tokens; longer rows are dropped"),
-        *(f"  {_line('strategy', each, 'a row each')}" for each in strategy),
+        _comment(lengths, 2),
+        *(f"  {_line(key, value, pack_why[key])}" for key, value in raw["pack"].items()),
         "# split:",
         "#   eval_fraction: 0.01            # hold out 1% for evaluation",
         "# publish:",

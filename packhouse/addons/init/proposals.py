@@ -155,7 +155,7 @@ def render_sample(
         )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Candidate:
     """A reading and its result on the examples."""
 
@@ -163,18 +163,13 @@ class Candidate:
     trial: Trial
     source: SourceConfig
     """Source that reads the examples."""
-    numbers: Sequence[int]
-    """Row numbers of the examples in the file."""
+    layout: Layout
+    """The examples, with their row numbers in the file."""
 
     @property
     def is_usable(self) -> bool:
         """True if more than half of the rows become conversations."""
         return self.trial.num_good * 2 > self.trial.num_rows - self.trial.num_dropped
-
-    @property
-    def is_complete(self) -> bool:
-        """True if no text is left unread."""
-        return not self.trial.unread
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,16 +260,11 @@ def _given(survey: Survey, given: Mapping[str, Any]) -> Reading:
     config = SourceConfig(path="", **given)
     reads: dict[str, str] = {}
     names = list(survey.fields)
-    if config.select:
-        for ours, expression in config.select.items():
-            reads |= {
-                name: ours for name in names if f'"{name}"' in expression or name == expression
-            }
-    elif config.format in row_formats():
-        reads = {
-            theirs: ours
-            for ours, theirs in row_formats()[config.format].names(names, config.fields).items()
-        }
+    for ours, expression in (config.select or {}).items():
+        reads |= {name: ours for name in names if f'"{name}"' in expression or name == expression}
+    if not config.select and config.format in row_formats():
+        found = row_formats()[config.format].names(names, config.fields)
+        reads = {theirs: ours for ours, theirs in found.items()}
     return Reading(settings=dict(given), reads=reads)
 
 
@@ -287,7 +277,12 @@ def _candidates(
 ) -> list[Candidate]:
     """Try all readings of a layout on its examples and return them, the best first."""
     found: list[Candidate] = []
-    ignored = given.get("ignored_fields", ())
+    rows = b"".join(map(as_line, layout.rows))
+    path = folder / f"{hashlib.sha256(rows).hexdigest()[:16]}.jsonl"
+    path.write_bytes(rows)
+    located = {key: value for key, value in survey.settings.items() if key not in _FOUND}
+    located |= {"media": given["media"]} if "media" in given else {}
+    ignored, can_be_ignored = given.get("ignored_fields", ()), explained(survey)
     readings = readings_of(layout, survey.fields)
     for reading in readings:
         is_talk = reading.settings["format"] in ("transcript", "preference")
@@ -296,8 +291,11 @@ def _candidates(
             not is_talk and marks_in(layout.rows, list(reading.reads))
         ):
             continue
+        others = [name for name in can_be_ignored if name not in reading.reads]
+        settings = {**located, **reading.settings, "ignored_fields": [*ignored, *others]}
         try:
-            candidate = _try(survey, layout, reading, given, rules, folder)
+            source = SourceConfig(path=str(path), **settings)
+            candidate = Candidate(reading, try_source(source, rules), source, layout)
         except PackhouseError:
             continue
         is_new = all(
@@ -318,53 +316,6 @@ def _media_advice(some_have_none: bool) -> str:
     return f"Add --set media=drop_parts to train their text without images, audio and video{more}"
 
 
-def _bad_rows(failed: Candidate) -> str:
-    """Return a message with the most frequent fault of a reading's rows and its fix."""
-    trial = failed.trial
-    if not trial.bad:
-        return "media=drop_rows leaves out all of its rows. Use media=drop_parts"
-    ((reason, number),) = trial.bad.most_common(1)
-    helps = {
-        "media": _media_advice(number < trial.num_rows),
-        "ends_on_user": "Add --set validate.allow_ends_on_user=true to train their answers; the "
-        "last user turn is not trained",
-    }.get(reason, "Fix the rows")
-    return (
-        f"read as {failed.reading.settings['format']}, {number:,} of "
-        f"{counted(trial.num_rows, 'example')} are bad rows ({reason}: "
-        f"{trial.first_bad[reason]}). {helps}"
-    )
-
-
-def _try(
-    survey: Survey,
-    layout: Layout,
-    reading: Reading,
-    given: Mapping[str, Any],
-    rules: ValidateConfig,
-    folder: Path,
-) -> Candidate:
-    """Try a reading on the examples of a layout."""
-    rows = b"".join(map(as_line, layout.rows))
-    path = folder / f"{hashlib.sha256(rows).hexdigest()[:16]}.jsonl"
-    path.write_bytes(rows)
-    settings = {key: value for key, value in survey.settings.items() if key not in _FOUND}
-    settings |= reading.settings
-    if "media" in given:
-        settings["media"] = given["media"]
-    settings["ignored_fields"] = [
-        *given.get("ignored_fields", ()),
-        *(name for name in explained(survey) if name not in reading.reads),
-    ]
-    source = SourceConfig(path=str(path), **settings)
-    return Candidate(
-        reading=reading,
-        trial=try_source(source, rules),
-        source=source,
-        numbers=[number for number, _ in layout.examples],
-    )
-
-
 def _only_one(candidates: Sequence[Candidate], survey: Survey) -> Candidate | None:
     """Return the candidate that is sure and complete, or None if another one could be meant.
 
@@ -374,7 +325,7 @@ def _only_one(candidates: Sequence[Candidate], survey: Survey) -> Candidate | No
     """
     sure = [each for each in candidates if each.reading.is_sure]
     structured = [each for each in sure if each.reading.settings["format"] != "text"]
-    complete = [each for each in structured or sure if each.is_complete]
+    complete = [each for each in structured or sure if not each.trial.unread]
     if not complete:
         return None
     first = complete[0]
@@ -384,7 +335,7 @@ def _only_one(candidates: Sequence[Candidate], survey: Survey) -> Candidate | No
         left_out = other.reading.trained - first.reading.reads.keys()
         is_held = any(survey.fields[name].kind != "nothing" for name in left_out)
         is_other = other.trial.ids != first.trial.ids
-        if is_other and (is_held or (other.is_complete and other is not first)):
+        if is_other and (is_held or (not other.trial.unread and other is not first)):
             return None
     return first
 
@@ -447,8 +398,21 @@ def _unknown(survey: Survey, layout: Layout, failed: Candidate | None) -> str:
                 f"{layout.num_rows:,} of {counted(survey.num_rows, 'row')} contain images, "
                 f"audio or video in {name!r}. {_media_advice(layout.num_rows < survey.num_rows)}."
             )
+    if failed is not None and not failed.trial.bad:
+        return "media=drop_rows leaves out all of its rows. Use media=drop_parts"
     if failed is not None:
-        return _bad_rows(failed)
+        trial = failed.trial
+        ((reason, number),) = trial.bad.most_common(1)
+        helps = {
+            "media": _media_advice(number < trial.num_rows),
+            "ends_on_user": "Add --set validate.allow_ends_on_user=true to train their answers; "
+            "the last user turn is not trained",
+        }.get(reason, "Fix the rows")
+        return (
+            f"read as {failed.reading.settings['format']}, {number:,} of "
+            f"{counted(trial.num_rows, 'example')} are bad rows ({reason}: "
+            f"{trial.first_bad[reason]}). {helps}"
+        )
     for name, value in names.items():
         if isinstance(value, list) and value and isinstance(value[0], str):
             return (

@@ -104,6 +104,19 @@ class Reading:
         """Names of the fields that are trained."""
         return {name for name, ours in self.reads.items() if ours in _TRAINED}
 
+    @property
+    def prompt(self) -> str | None:
+        """Name of the field with the prompt."""
+        by_role = {ours: name for name, ours in self.reads.items()}
+        return by_role.get("prompt") or by_role.get("question") or by_role.get("instruction")
+
+
+def _reading(
+    row_format: str, reads: Mapping[str, str], *, is_sure: bool = False, **settings: Any
+) -> Reading:
+    kept = {key: value for key, value in settings.items() if value}
+    return Reading(settings={"format": row_format, **kept}, reads=reads, is_sure=is_sure)
+
 
 _TRAINED = {
     *("answer", "completion", "output", "response", "chosen", "text", "messages", "conversations"),
@@ -119,7 +132,7 @@ def readings_of(layout: Layout, fields: Mapping[str, Field]) -> list[Reading]:
         fields: counts of each field's values over the whole file.
 
     Example:
-        >>> rows = Layout(0, 1, [(0, {"id": 1, "query": "1 + 1?", "reply": "It is 2."})])
+        >>> rows = Layout(1, [(0, {"id": 1, "query": "1 + 1?", "reply": "It is 2."})])
         >>> [each.settings for each in readings_of(rows, {})]
         [{'format': 'prompt_completion', 'fields': {'prompt': 'query', 'completion': 'reply'}}]
     """
@@ -154,10 +167,8 @@ def readings_of(layout: Layout, fields: Mapping[str, Field]) -> list[Reading]:
         )
         if not is_less and not any(dict(each.reads) == dict(d.reads) for d in different):
             different.append(each)
-    different = [made for each in different for made in _with_verdicts(each, rows, fields)]
-    different = [made for each in different for made in _with_speakers(each, rows)]
-    different = [made for each in different for made in _with_ends(each, rows)]
-    different = [made for each in different for made in _with_splits(each, fields)]
+    for vary in (_with_verdicts, _with_speakers, _with_ends, _with_splits):
+        different = [made for each in different for made in vary(each, rows, fields)]
     return sorted(different, key=lambda each: not each.is_sure)
 
 
@@ -178,12 +189,14 @@ def _natural(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Ite
             turns = [names[ours] for _, ours in known.turns]
             if not any(all(isinstance(row[name], str) for name in turns) for row in rows):
                 continue
-        settings: dict[str, Any] = {"format": name}
         more: dict[str, str] = {}
         if name in ("chat", "sharegpt"):
             yield from _of_messages(names[next(iter(known.required))], fitting)
             continue
-        if name == "classification" and not _add_classes(settings, fields.get(names["label"])):
+        labels: list[str] | None = []
+        if name == "classification":
+            labels = _label_names(fields.get(names["label"]))
+        if labels is None:
             continue
         if (
             name == "preference"
@@ -193,9 +206,13 @@ def _natural(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Ite
             rest = [n for n in rows[0] if n not in names.values()]
             more = {"prompt": best} if (best := _best(rest, _QUESTION)) else {}
         if isinstance(known, TextFields) and known.answers == "required":
-            more = _beside(name, [n for n in rows[0] if n not in names.values()], rows)
-        if more:
-            settings["fields"] = dict(more)
+            # The context of a question and the reasoning of an answer, if the format reads them.
+            texts = _texts_of([n for n in rows[0] if n not in names.values()], rows)
+            beside = {"reasoning": _best(texts, _REASONING)}
+            contexts = [each for each in texts if each.lower() in _CONTEXT]
+            if "context" not in names and len(contexts) == 1:
+                beside["context"] = contexts[0]
+            more = {part: each for part, each in beside.items() if each and part in known.optional}
         reads = {theirs: ours for ours, theirs in (names | more).items()}
         rest = [each for each in rows[0] if each not in reads]
         # If the text has annotations next to it, training on the text alone may be wrong.
@@ -205,14 +222,13 @@ def _natural(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Ite
             for value in row.values()
         )
         classes = list(_classes(names["text"], rest, fields)) if name == "text" else []
-        yield Reading(settings=settings, reads=reads, is_sure=not classes and not is_marked)
+        is_sure = not classes and not is_marked
+        yield _reading(name, reads, is_sure=is_sure, fields=dict(more), label_names=labels)
         yield from classes
         if "reasoning" in more:
             del more["reasoning"]
             kept = {theirs: ours for theirs, ours in reads.items() if ours != "reasoning"}
-            yield Reading(
-                settings={"format": name} | ({"fields": more} if more else {}), reads=kept
-            )
+            yield _reading(name, kept, is_sure=True, fields=more)
 
 
 def _classes(text: str, names: Sequence[str], fields: Mapping[str, Field]) -> Iterator[Reading]:
@@ -227,48 +243,26 @@ def _classes(text: str, names: Sequence[str], fields: Mapping[str, Field]) -> It
         num_rows = held.kinds.total() - held.kinds["nothing"]
         if not 1 < len(held.values) <= max(2, num_rows / 2) and name not in _CLASSES:
             continue
-        settings: dict[str, Any] = {"format": "classification"}
+        reads = {text: "text", name: "label"}
         if held.values.keys() == {False, True} and held.kind == "true or false":
-            settings["select"] = {"text": _sql(text), "label": f"CAST({_sql(name)} AS INTEGER)"}
-            settings["label_names"] = ["false", "true"]
-        else:
-            ours = {"text": text, "label": name}
+            select = {"text": _sql(text), "label": f"CAST({_sql(name)} AS INTEGER)"}
+            yield _reading("classification", reads, select=select, label_names=["false", "true"])
+        elif (labels := _label_names(held)) is not None:
             usual = row_formats()["classification"].names([text, name], {})
-            if renamed := {key: theirs for key, theirs in ours.items() if usual.get(key) != theirs}:
-                settings["fields"] = renamed
-            if not _add_classes(settings, held):
-                continue
-        yield Reading(settings=settings, reads={text: "text", name: "label"}, is_sure=False)
+            renamed = {ours: theirs for theirs, ours in reads.items() if usual.get(ours) != theirs}
+            yield _reading("classification", reads, fields=renamed, label_names=labels)
 
 
-def _add_classes(settings: dict[str, Any], label: Field | None) -> bool:
-    """Add the class names of a label field to settings; return False if it contains no labels."""
+def _label_names(label: Field | None) -> list[str] | None:
+    """Return the class names of a label field, or None if it contains no labels."""
     if label is None or not label.has_few_values or not 0 < len(label.values) <= _MAX_CLASSES:
-        return False
+        return None
     texts = [value for value in label.values if isinstance(value, str)]
     if any(not text.strip().isdigit() for text in texts):
-        if len(texts) < len(label.values) or label.num_texts:
-            return False
-        settings["label_names"] = sorted(texts)
-        return True
+        return None if len(texts) < len(label.values) or label.num_texts else sorted(texts)
     if not all(type(value) in (int, str) for value in label.values):
-        return False
-    settings["label_names"] = [str(n) for n in range(max(map(int, label.values)) + 1)]
-    return True
-
-
-def _beside(row_format: str, names: Sequence[str], rows: Sequence[Any]) -> dict[str, str]:
-    """Return the fields with a question's context and an answer's reasoning, by role.
-
-    Roles that the format does not read are left out.
-    """
-    texts = _texts_of(names, rows)
-    known = {"reasoning": _best(texts, _REASONING)}
-    optional = row_formats()[row_format].optional
-    if "context" not in row_formats()[row_format].names(rows[0], {}):
-        contexts = [name for name in texts if name.lower() in _CONTEXT]
-        known["context"] = contexts[0] if len(contexts) == 1 else None
-    return {part: name for part, name in known.items() if name is not None and part in optional}
+        return None
+    return [str(n) for n in range(max(map(int, label.values)) + 1)]
 
 
 # Messages with any names of their field and keys.
@@ -279,8 +273,8 @@ def _messages(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
         values = [row.get(name) for row in rows]
         if all(is_transcript(value) for value in values):
             known = row_formats()["transcript"].names([name], {})
-            fields = {} if known else {"fields": {"transcript": name}}
-            yield Reading(settings={"format": "transcript", **fields}, reads={name: "transcript"})
+            fields = {} if known else {"transcript": name}
+            yield _reading("transcript", {name: "transcript"}, is_sure=True, fields=fields)
         elif name not in MESSAGE_FIELDS or row_format_of(rows[0], {}) not in ("chat", "sharegpt"):
             yield from _of_messages(name, rows)
 
@@ -306,9 +300,10 @@ def _of_messages(name: str, rows: Sequence[dict[str, Any]]) -> Iterator[Reading]
     said = [message for messages in talks for message in messages]
     if not all(isinstance(message, dict) for message in said):
         return
-    speaker = _key_in_all(_SPEAKER_KEYS, said)
+    speaker = next((k for k in _SPEAKER_KEYS if all(type(m.get(k)) is str for m in said)), None)
     texts = [message for message in said if not message.get("tool_calls")]
-    content = _key_in_all([key for key in _CONTENT_KEYS if key != speaker], texts, is_text=False)
+    keys = (key for key in _CONTENT_KEYS if key != speaker)
+    content = next((key for key in keys if all(key in message for message in texts)), None)
     if speaker is None or content is None:
         return
     row_format = "sharegpt" if speaker == "from" and content == "value" else "chat"
@@ -324,21 +319,7 @@ def _of_messages(name: str, rows: Sequence[dict[str, Any]]) -> Iterator[Reading]
     reads = {name: "messages"} | {n: ours for ours, n in beside.items() if n not in MESSAGE_FIELDS}
     choices = _roles_of([[message[speaker] for message in messages] for messages in talks])
     for roles in choices:
-        settings = {"format": row_format, "fields": fields, "roles": roles}
-        yield Reading(
-            settings={key: value for key, value in settings.items() if value},
-            reads=reads,
-            is_sure=len(choices) == 1,
-        )
-
-
-def _key_in_all(
-    keys: Iterable[str], said: list[dict[str, Any]], is_text: bool = True
-) -> str | None:
-    for key in keys:
-        if all(key in message and (not is_text or type(message[key]) is str) for message in said):
-            return key
-    return None
+        yield _reading(row_format, reads, is_sure=len(choices) == 1, fields=fields, roles=roles)
 
 
 def _roles_of(speakers: list[list[str]]) -> list[dict[str, str]]:
@@ -382,8 +363,11 @@ def _pairs(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Itera
         texts = [name for name in texts if stems[re.sub(r"[\W_]*\d$", "", name)] == 1]
     if {"anchor", "positive"} <= rows[0].keys():  # similar texts, for an embedding model
         texts = [name for name in texts if name not in ("anchor", "positive", "negative")]
-    free = [n for n in texts if not _words_of_label(n) and _rank(n, _SYSTEM) is None]
-    free = [name for name in free if not _is_class(name)]
+    free = [
+        name
+        for name in texts
+        if not _words_of_label(name) and _rank(name, _SYSTEM) is None and not _is_class(name)
+    ]
     if (held := fields.get("source")) and explanation("source", held, held.kinds.total()):
         free = [name for name in free if name != "source"]  # not the source of a translation
     asking, answering = _called(free, _QUESTION), _called(free, _ANSWER)
@@ -433,13 +417,9 @@ def _pair(
     reasoning = _best([n for n in rest if n not in fields.values()], _REASONING)
     usual = row_formats()[row_format].names(rows[0], {})
     for more in ({"reasoning": reasoning}, {}) if reasoning else ({},):
-        read = fields | more
-        renamed = {ours: name for ours, name in read.items() if usual.get(ours) != name}
-        yield Reading(
-            settings={"format": row_format} | ({"fields": renamed} if renamed else {}),
-            reads={name: ours for ours, name in read.items()},
-            is_sure=is_sure,
-        )
+        reads = {name: ours for ours, name in (fields | more).items()}
+        renamed = {ours: name for name, ours in reads.items() if usual.get(ours) != name}
+        yield _reading(row_format, reads, is_sure=is_sure, fields=renamed)
 
 
 def _plain(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Iterator[Reading]:
@@ -454,11 +434,8 @@ def _plain(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Itera
         is_named = texts[0].lower() in _PLAIN
         has_lists = any(isinstance(value, list | dict) and value for value in rows[0].values())
         classes = list(_classes(texts[0], [n for n in rows[0] if n != texts[0]], fields))
-        yield Reading(
-            settings={"format": "text", "fields": {"text": texts[0]}},
-            reads={texts[0]: "text"},
-            is_sure=is_named and not has_lists and not classes,
-        )
+        is_sure = is_named and not has_lists and not classes
+        yield _reading("text", {texts[0]: "text"}, is_sure=is_sure, fields={"text": texts[0]})
         yield from classes if is_named else ()
 
 
@@ -483,13 +460,15 @@ def _preferences(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
     fields = {"prompt": prompt, "chosen": pairs[0][0], "rejected": pairs[0][1]}
     if {*pairs[0]} != {"chosen", "rejected"}:
         reads = {name: ours for ours, name in fields.items()}
-        yield Reading(settings={"format": "preference", "fields": fields}, reads=reads)
+        yield _reading("preference", reads, is_sure=True, fields=fields)
 
 
 _SPLITS = frozenset("train training test testing val valid validation dev eval".split())
 
 
-def _with_splits(reading: Reading, fields: Mapping[str, Field]) -> list[Reading]:
+def _with_splits(
+    reading: Reading, rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]
+) -> list[Reading]:
     """Return a reading, or two if a field assigns rows to training and test splits.
 
     The first reads only the training rows, and the second reads all rows.
@@ -505,17 +484,19 @@ def _with_splits(reading: Reading, fields: Mapping[str, Field]) -> list[Reading]
     return [reading]
 
 
-def _with_speakers(reading: Reading, rows: Sequence[dict[str, Any]]) -> list[Reading]:
+def _with_speakers(
+    reading: Reading, rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]
+) -> list[Reading]:
     r"""Return a reading, or several if its prompts name the speakers, as chat templates also do.
 
     Example:
         >>> rows = [{"prompt": "User: Hi\nBot:", "completion": " Hello"}]
-        >>> found = readings_of(Layout(0, 1, list(enumerate(rows))), {})
+        >>> found = readings_of(Layout(1, list(enumerate(rows))), {})
         >>> [(each.template, "select" in each.settings) for each in found]
         [('', True), ('completion', False), ('', False)]
     """
     by_role = {ours: name for name, ours in reading.reads.items()}
-    prompt = by_role.get("prompt") or by_role.get("question") or by_role.get("instruction")
+    prompt = reading.prompt
     texts = [text for row in rows if isinstance(text := row.get(prompt), str)] if prompt else []
     if sum(_SPOKEN.match(text) is not None for text in texts) <= _MAX_EMPTY * len(texts):
         return [reading]
@@ -525,9 +506,8 @@ def _with_speakers(reading: Reading, rows: Sequence[dict[str, Any]]) -> list[Rea
     if prompt and answer and len(reading.reads) == 2 and all(map(_ONE_TURN.fullmatch, texts)):
         asked = f"regexp_extract({_sql(prompt)}, '{_ONE_TURN.pattern}', 1)"
         select = {"prompt": asked, "completion": f"ltrim({_sql(answer)})"}
-        settings = {"format": "prompt_completion", "select": select}
         reads = {prompt: "prompt, without names", answer: "completion"}
-        made.insert(0, replace(unsure, settings=settings, reads=reads))
+        made.insert(0, _reading("prompt_completion", reads, select=select))
     return made
 
 
@@ -573,15 +553,12 @@ def _with_verdicts(
     if is_read or label is None or False not in label.values or label.kind != "true or false":
         return [reading]
     reads = {**reading.reads, "label": "whether the answer is good"}
-    both = []
-    by_role = {ours: name for name, ours in reading.reads.items()}
-    prompt = by_role.get("prompt") or by_role.get("question") or by_role.get("instruction")
+    found = [Reading(settings={**settings, "where": "label"}, reads=reads, is_sure=False)]
     answer = reading.trained
-    if prompt and len(answer) == 1:
-        kto = {"prompt": prompt, "completion": next(iter(answer))}
-        both.append(Reading(settings={"format": "kto", "fields": kto}, reads=reads, is_sure=False))
-    good = Reading(settings={**settings, "where": "label"}, reads=reads, is_sure=False)
-    return [good, *both]
+    if reading.prompt and len(answer) == 1:
+        kto = {"prompt": reading.prompt, "completion": next(iter(answer))}
+        found.append(_reading("kto", reads, fields=kto))
+    return found
 
 
 # Rows that `select` turns into messages, or into a question and an answer.
@@ -606,11 +583,8 @@ def _made_of_lists(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
             *_in_two_lists(rows, row_format),
             *_without_answer(rows, row_format),
         ):
-            yield Reading(
-                settings={"format": row_format, "select": beside | select},
-                reads={name: name for name in beside} | reads,
-                is_sure=is_sure,
-            )
+            reads = {name: name for name in beside} | reads
+            yield _reading(row_format, reads, is_sure=is_sure, select=beside | select)
     yield from _parts_of_gemini(rows)
     yield from _lists_of_texts(rows)
     yield from _with_tools(rows)
@@ -654,8 +628,7 @@ def _parts_of_gemini(rows: Sequence[Mapping[str, Any]]) -> Iterator[Reading]:
         "ELSE m.role END, 'content': array_to_string(list_transform(m.parts, lambda p: p.text), "
         "'')})"
     )
-    select = {"messages": messages}
-    yield Reading(settings={"format": "chat", "select": select}, reads={"contents": "messages"})
+    yield _reading("chat", {"contents": "messages"}, is_sure=True, select={"messages": messages})
 
 
 def _in_two_lists(rows: Sequence[Mapping[str, Any]], row_format: str) -> Iterator[Made]:
@@ -737,44 +710,25 @@ def _lists_of_texts(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
         role = "CASE WHEN i % 2 = 1 THEN 'user' ELSE 'assistant' END"
         if all(isinstance(item, str) for item in items):
             if asks is not None:
-                yield Reading(
-                    settings={
-                        "format": "question_answer",
-                        "select": {"question": _sql(asks), "answer": f"{_sql(name)}[1]"},
-                    },
-                    reads={asks: "question", name: "answer: its first item"},
-                    is_sure=False,
-                )
+                select = {"question": _sql(asks), "answer": f"{_sql(name)}[1]"}
+                reads = {asks: "question", name: "answer: its first item"}
+                yield _reading("question_answer", reads, select=select)
             elif _DIALOG & {*_words(name)} and all(len(value) % 2 == 0 for value in lists):
                 said = f"{{'role': {role}, 'content': text}}"
                 messages = f"list_transform({_sql(name)}, lambda text, i: {said})"
-                yield Reading(
-                    settings={"format": "chat", "select": {"messages": messages}},
-                    reads={name: "messages: user and assistant by turns"},
-                    is_sure=False,
-                )
+                reads = {name: "messages: user and assistant by turns"}
+                yield _reading("chat", reads, select={"messages": messages})
         elif all(isinstance(item, dict) for item in items):
-            keys = _key_pair(items)
-            if keys is None:
+            asks, says = _best(items[0], _QUESTION), _best(items[0], _ANSWER)
+            if asks is None or says is None or asks == says:
                 continue
-            asked, said = (
-                f"{{'role': '{who}', 'content': pair.{_sql(key)}}}"
-                for who, key in zip(("user", "assistant"), keys, strict=True)
-            )
+            if not all(isinstance(item.get(key), str) for item in items for key in (asks, says)):
+                continue
+            asked = f"{{'role': 'user', 'content': pair.{_sql(asks)}}}"
+            said = f"{{'role': 'assistant', 'content': pair.{_sql(says)}}}"
             messages = f"flatten(list_transform({_sql(name)}, lambda pair: [{asked}, {said}]))"
-            yield Reading(
-                settings={"format": "chat", "select": {"messages": messages}},
-                reads={name: f"messages: {keys[0]} asks, {keys[1]} answers"},
-                is_sure=False,
-            )
-
-
-def _key_pair(items: Sequence[dict[str, Any]]) -> tuple[str, str] | None:
-    asks, says = _best(items[0], _QUESTION), _best(items[0], _ANSWER)
-    if asks is None or says is None or asks == says:
-        return None
-    is_text = all(isinstance(item.get(key), str) for item in items for key in (asks, says))
-    return (asks, says) if is_text else None
+            reads = {name: f"messages: {asks} asks, {says} answers"}
+            yield _reading("chat", reads, select={"messages": messages})
 
 
 _CALL = {"name", "arguments"}
@@ -799,11 +753,8 @@ def _with_tools(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
     said = (
         f"[{{'role': 'user', 'content': {_sql(asks)}}}, {{'role': '{role}', 'content': {content}}}]"
     )
-    yield Reading(
-        settings={"format": "chat", "select": {"messages": said, "tools": _sql(tools)}},
-        reads={asks: "question", says: "calls" if are_calls else "answer", tools: "tools"},
-        is_sure=False,
-    )
+    reads = {asks: "question", says: "calls" if are_calls else "answer", tools: "tools"}
+    yield _reading("chat", reads, select={"messages": said, "tools": _sql(tools)})
 
 
 def _as_json(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
@@ -869,8 +820,7 @@ def _in_json(rows: Sequence[dict[str, Any]], read: Mapping[str, list[str]]) -> R
         reads |= dict.fromkeys(names, f"{ours}, as JSON" if is_json else ours)
     if type(rows[0][read["answer"][0]]) is int:
         select["answer"] = f"CAST({select['answer']} AS VARCHAR)"
-    settings = {"format": "question_answer", "select": select}
-    return Reading(settings=settings, reads=reads, is_sure=False)
+    return _reading("question_answer", reads, select=select)
 
 
 # Multiple-choice questions.
@@ -928,17 +878,12 @@ def _choices(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Ite
             re.match(r"\W?[A-Z][).:]", text) for row in rows for text in row[lists[0]]
         ):
             asked = f"{_sql(asks)} || chr(10) || array_to_string({choices}, chr(10))"
-        reads = {asks: "question", **dict.fromkeys(read, "choices"), name: "answer"}
         of = {"letter": f"chr(64 + CAST({number} AS INTEGER))", "text": said}
         for what, answer in of.items() if number else [("text", said)]:
-            yield Reading(
-                settings={
-                    "format": "question_answer",
-                    "select": {"question": asked, "answer": answer},
-                },
-                reads=reads | {name: f"answer: the {what} of the choice"},
-                is_sure=False,
-            )
+            reads = {asks: "question", **dict.fromkeys(read, "choices")}
+            reads[name] = f"answer: the {what} of the choice"
+            select = {"question": asked, "answer": answer}
+            yield _reading("question_answer", reads, select=select)
 
 
 def _number_of(name: str, values: Iterable[Any], most: int) -> str | None:
@@ -983,15 +928,16 @@ def _instruct_texts(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
         ):
             parts = (f"regexp_extract({_sql(name)}, '{_INSTRUCT}', {number})" for number in (1, 2))
             select = dict(zip(("question", "answer"), parts, strict=True))
-            settings = {"format": "question_answer", "select": select}
-            yield Reading(settings=settings, reads={name: UNMARKED}, is_sure=False)
+            yield _reading("question_answer", {name: UNMARKED}, select=select)
 
 
 _EDGE = r"<bos>|<eos>|</?s>|<\|(?:begin_of_text|end_of_text|endoftext)\|>"
 _EDGES = rf"^\s*(?:{_EDGE})\s*|\s*(?:{_EDGE})\s*$"
 
 
-def _with_ends(reading: Reading, rows: Sequence[dict[str, Any]]) -> list[Reading]:
+def _with_ends(
+    reading: Reading, rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]
+) -> list[Reading]:
     """Return a reading, or two if its texts begin or end with a control token of some tokenizer."""
     (name, *others) = reading.reads or [""]
     texts = [text for row in rows if isinstance(text := row.get(name), str)]
@@ -1002,8 +948,7 @@ def _with_ends(reading: Reading, rows: Sequence[dict[str, Any]]) -> list[Reading
         return [reading]
     select = {"text": f"regexp_replace({_sql(name)}, '{_EDGES}', '', 'g')"}
     reads = {name: "text, without the control tokens at its ends"}
-    cleaned = Reading(settings={"format": "text", "select": select}, reads=reads, is_sure=False)
-    return [cleaned, replace(reading, is_sure=False)]
+    return [_reading("text", reads, select=select), replace(reading, is_sure=False)]
 
 
 _MARKS = {
@@ -1069,6 +1014,7 @@ def _best(names: Iterable[str], known: Sequence[str]) -> str | None:
 
 
 def _rank(name: str, known: Sequence[str]) -> int | None:
+    """Return how well a name matches known words, 0 for the best; None if it does not."""
     words = _words(name)
     if name.lower() in known:
         return known.index(name.lower())

@@ -114,8 +114,6 @@ _KINDS = {
 class Layout:
     """Rows that have the same keys and the same kinds of lists and objects."""
 
-    first: int
-    """Number of the first row with this layout."""
     num_rows: int = 0
     examples: list[tuple[int, Any]] = field(default_factory=list)
     """Row numbers and rows, evenly spread over the file."""
@@ -164,12 +162,10 @@ class Survey:
         by_keys: dict[tuple[str, ...], list[dict[str, Any]]] = {}
         for number, row in zip(records.numbers.tolist(), rows, strict=True):
             keys = _layout_of(row)
-            layout = self.layouts.get(keys)
-            if layout is None:
-                if len(self.layouts) >= _MAX_LAYOUTS:
-                    keys = "other"
-                layout = self.layouts.setdefault(keys, Layout(self.num_rows + number))
-            layout.add(self.num_rows + number, row)
+            if keys not in self.layouts:
+                keys = keys if len(self.layouts) < _MAX_LAYOUTS else "other"
+                self.layouts.setdefault(keys, Layout())
+            self.layouts[keys].add(self.num_rows + number, row)
             if type(row) is dict:
                 by_keys.setdefault(tuple(row), []).append(row)
         for names, alike in by_keys.items():
@@ -178,16 +174,11 @@ class Survey:
                 found.add([row[name] for row in alike])
         self.num_rows += records.num_records
 
-    @property
-    def examples(self) -> list[tuple[int, Any]]:
-        """Examples of all layouts, in file order."""
-        each = (example for layout in self.layouts.values() for example in layout.examples)
-        return sorted(each, key=lambda example: example[0])
-
     def examples_as_lines(self) -> bytes:
-        """Return the examples as JSON Lines."""
-        rows = (row for _, row in self.examples)
-        return b"".join(map(as_line, rows))
+        """Return the examples of all layouts as JSON Lines, in file order."""
+        examples = (example for layout in self.layouts.values() for example in layout.examples)
+        in_order = sorted(examples, key=lambda example: example[0])
+        return b"".join(as_line(row) for _, row in in_order)
 
 
 def _layout_of(row: Any) -> object:
@@ -264,7 +255,12 @@ def refusal(file: SourceFile, why: str) -> SourceError:
 def _find_rows(file: SourceFile, given: Mapping[str, Any]) -> Survey:
     """Detect, from the first bytes of a file, the settings needed to read its rows."""
     settings = {key: given[key] for key in ("encoding", "file_format", "table") if key in given}
-    head, is_whole = _read_head(file)
+    head = b""
+    for chunk in FileStream(file.uri, _compression_of(file)):
+        head += chunk
+        if len(head) > HEAD_BYTES:
+            break
+    head, is_whole = head[:HEAD_BYTES], len(head) <= HEAD_BYTES
     kind = settings.get("file_format") or format_of_name(file.name)
     if kind not in TABULAR and not head.startswith((b"PAR1", b"ARROW1", b"PK\x03\x04")):
         encoding = settings.get("encoding") or guess_encoding(head)
@@ -285,7 +281,11 @@ def _find_rows(file: SourceFile, given: Mapping[str, Any]) -> Survey:
     if "rows_at" in given:
         settings["rows_at"] = given["rows_at"]
         return Survey(file, "json", settings)
-    rows = _first_rows(file, file_format, head, is_whole=is_whole)
+    text_file = TEXT_FILES[file_format](file.uri, 2 * HEAD_BYTES)
+    (cut,) = text_file.cut([head])
+    rows = list(text_file.parse(head[cut.start : cut.end], HEAD_BYTES).rows)
+    if not is_whole and len(rows) > 1:
+        rows = rows[:-1]  # the last one is truncated
     if len(rows) <= 1 and file_format in ("jsonl", "objects") and not _holds_messages(rows):
         name = _field_with_rows(head)
         if name is not None:
@@ -304,17 +304,6 @@ def _holds_messages(rows: Sequence[Any]) -> bool:
     return bool(rows) and row_format_of(rows[0], {}) is not None
 
 
-def _read_head(file: SourceFile) -> tuple[bytes, bool]:
-    """Return the first bytes, uncompressed, and True if they are the whole file."""
-    compression = _compression_of(file)
-    head = b""
-    for chunk in FileStream(file.uri, compression):
-        head += chunk
-        if len(head) > HEAD_BYTES:
-            break
-    return head[:HEAD_BYTES], len(head) <= HEAD_BYTES
-
-
 def _compression_of(file: SourceFile) -> Compression:
     with file_errors(file.uri), open_file(file.uri) as opened:
         return compression_of(opened.read(4), file.name)[0]
@@ -330,16 +319,6 @@ def _divided_by(head: bytes, kind: FileFormat | None) -> FileFormat | None:
     if kind is None and first[:1] not in (b"{", b"[", b"<"):
         return "tsv" if b"\t" in first else "csv" if b"," in first else None
     return None
-
-
-def _first_rows(
-    file: SourceFile, file_format: FileFormat, head: bytes, *, is_whole: bool
-) -> list[Any]:
-    """Return the rows in the first bytes that can be parsed, without a truncated last one."""
-    text_file = TEXT_FILES[file_format](file.uri, 2 * HEAD_BYTES)
-    (cut,) = text_file.cut([head])
-    rows = text_file.parse(head[cut.start : cut.end], HEAD_BYTES).rows
-    return rows if is_whole or len(rows) < 2 else rows[:-1]
 
 
 def _field_with_rows(head: bytes) -> str | None:

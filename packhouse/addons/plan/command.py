@@ -14,11 +14,11 @@ from packhouse.recipe import Recipe
 from packhouse.records.ledger import ROW_STEPS
 from packhouse.run.cache import Workspace
 from packhouse.run.cache_room import LastJob, cache_room, in_mb, load_last_run
+from packhouse.run.chain import Plan, bytes_needed, output_jobs, plan_jobs
 from packhouse.run.given import read_recipe
 from packhouse.run.step import AnyJob
 from packhouse.run.steps import STEPS
 from packhouse.run.steps.pack import PACK
-from packhouse.run.steps.plan import Plan, bytes_needed, output_jobs, plan_jobs
 from packhouse.store.evolution import changed_keys
 from packhouse.system.terminal import console, echo, print_table, print_text
 from packhouse.system.wording import counted, cut_pair
@@ -80,10 +80,7 @@ def _print_estimate(
     out = console()
     about = "" if facts.is_exact else "about "
     out.print(f"{dataset} {version_id}", style="bold")
-    out.print(
-        f"  {about}{facts.num_rows}, {counted(facts.tokens, 'token')}, "
-        f"{counted(facts.packs, 'pack')}, {facts.bytes / 2**20:,.1f} MiB"
-    )
+    out.print(f"  {facts.totals}")
     for note in facts.lines():
         print_text(f"note: {note}", 2)
     for refusal in facts.refusals:

@@ -1,8 +1,7 @@
 """Estimate a run before doing it: rows, tokens, packs and bytes, from a sample of each source.
 
 Reads, renders and tokenizes about the first megabyte of each source with the code of the run, and
-scales the result by bytes. Shards that are already tokenized are counted exactly. The estimate
-assumes that the sample is like the rest, so it is wrong for files sorted by length.
+scales the result by bytes. Shards that are already tokenized are counted exactly.
 """
 
 from collections import Counter
@@ -28,10 +27,10 @@ from packhouse.records.ledger import Filter, filters_of, share_allowed
 from packhouse.records.render_counts import RenderCounts, SplitText, factor_note, total
 from packhouse.records.tables import REFUSED, read_table
 from packhouse.run.cache import Receipt, Workspace
+from packhouse.run.chain import Plan, plan_jobs
 from packhouse.run.given import recipe_for
 from packhouse.run.rendering import run_template, try_rows
 from packhouse.run.steps.format import FORMAT, split_text_of
-from packhouse.run.steps.plan import Plan, plan_jobs
 from packhouse.run.steps.tokenize import TOKENIZE
 from packhouse.run.steps.validate import (
     VALIDATE,
@@ -86,6 +85,14 @@ class Estimate:
     def num_rows(self) -> str:
         """Number of rows, with records if there are more: `40 rows (100 records)`."""
         return rows_and_records(self.rows, self.records)
+
+    @property
+    def totals(self) -> str:
+        """Rows, tokens, packs and size in one line."""
+        return (
+            f"{'' if self.is_exact else 'about '}{self.num_rows}, {counted(self.tokens, 'token')}, "
+            f"{counted(self.packs, 'pack')}, {self.bytes / 2**20:,.1f} MiB"
+        )
 
     def by_source(self) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
         """Return column names and a line for each source file; with records if rows are split."""
@@ -222,16 +229,13 @@ def plan(
 
 def estimate(recipe: Recipe, plan: Plan, workspace: Workspace) -> Estimate:
     """Estimate a run of `recipe`; takes one or two seconds for each source that is not cached."""
-    packed: dict[str, list[_Records]] = {}
+    shards: list[_Counted] = []
+    by_source: dict[str, list[_Counted]] = {}
     sources: dict[str, dict[str, int]] = {}
     samples: dict[str, _Counted] = {}
     num_bytes = 0
-    every: dict[str, list[_Records]] = {}
-    texts: list[SplitText] = []
     done: list[Receipt[ShardCounts]] = []
-    rendered_parts: list[RenderCounts] = []
     quarantined: Counter[str] = Counter()
-    num_over = num_bad = 0
     lineage: list[dict[str, Any]] = []
     of_texts: list[TextOfShard] = []
     jobs = zip(plan.validate, plan.format, plan.tokenize, strict=True)
@@ -261,7 +265,8 @@ def estimate(recipe: Recipe, plan: Plan, workspace: Workspace) -> Estimate:
             sample = samples[shard.file]
             size = shard.byte_end - shard.byte_start
             num_bytes += size
-            # Scale by bytes, or by rows if the number of rows in the shard is known.
+            # Scale by bytes, or by rows if the number of rows in the shard is known. This assumes
+            # that the sample is like the rest, so it is wrong for files sorted by length.
             share = checked.facts.rows_out / max(1, sample.num_read) if checked else None
             counted = sample.scaled(size / max(1, sample.num_bytes) if share is None else share)
             if checked:  # a stopped run: 0 rows out are not informative
@@ -270,24 +275,25 @@ def estimate(recipe: Recipe, plan: Plan, workspace: Workspace) -> Estimate:
                 counted = replace(counted, num_bad=bad, quarantined=reasons)
         settings = {"file": shard.file, "settings": {"where": source.where}}
         lineage.append(checked.facts.lineage() if checked else {**counted.lineage, **settings})
-        texts.append(counted.text)
-        rendered_parts.append(counted.rendered)
+        shards.append(counted)
+        by_source.setdefault(source_name(source), []).append(counted)
         quarantined.update(counted.quarantined)
-        packed.setdefault(source_name(source), []).append(counted.packed)
-        every.setdefault(source_name(source), []).append(counted.every)
-        num_bad += counted.num_bad
-        lengths = counted.every.lengths
-        num_over += int((lengths > recipe.pack.seq_len).sum())
         line = sources.setdefault(shard.file, {"rows": 0, "records": 0, "tokens": 0})
         line["rows"] += counted.every.num_rows
-        line["records"] += len(lengths)
-        line["tokens"] += int(lengths.sum())
-    mixed = _mixed(recipe, packed)
+        line["records"] += len(counted.every.lengths)
+        line["tokens"] += int(counted.every.lengths.sum())
+    num_over = sum(int((each.every.lengths > recipe.pack.seq_len).sum()) for each in shards)
+    mixed, every = (
+        _mixed(recipe, {n: [getattr(each, kind) for each in own] for n, own in by_source.items()})
+        for kind in ("packed", "every")
+    )
     tokens = sum(int(each.lengths.sum()) for each in mixed)
     packs, balance_notes = _packs(recipe, [each.lengths for each in mixed])
+    texts = [each.text for each in shards]
     texts.append(split_text_of(done, is_split=any(text.split for text in texts)))
     factor = factor_note(total(texts), recipe.format)
     num_read = sum(each["rows"] for each in lineage)
+    num_bad = sum(each.num_bad for each in shards)
     return Estimate(
         rows=sum(each.num_rows for each in mixed),
         records=sum(len(each.lengths) for each in mixed),
@@ -301,7 +307,7 @@ def estimate(recipe: Recipe, plan: Plan, workspace: Workspace) -> Estimate:
             *balance_notes,
             *([factor] if factor else []),
         ),
-        rendering=RenderCounts.total(rendered_parts),
+        rendering=RenderCounts.total([each.rendered for each in shards]),
         quarantined=dict(quarantined.most_common()),
         filters=tuple(filters_of(lineage)),
         refusals=(
@@ -333,12 +339,12 @@ def _refusals(
         yield "no rows are left to pack"
 
 
-def _other_seq_lens(recipe: Recipe, every: Mapping[str, list[_Records]]) -> tuple[SeqLenTrial, ...]:
+def _other_seq_lens(recipe: Recipe, every: list[_Records]) -> tuple[SeqLenTrial, ...]:
     pack = recipe.pack
     if pack.over_length == "window":  # windows depend on seq_len
         return ()
     counts: Counter[int] = Counter()
-    for each in _mixed(recipe, every):
+    for each in every:
         values, numbers = np.unique(each.lengths, return_counts=True)
         counts.update(dict(zip(values.tolist(), numbers.tolist(), strict=True)))
     multiple = pack.pad_record_to_multiple_of

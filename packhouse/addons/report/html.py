@@ -23,14 +23,16 @@ from typing import Any
 
 from packhouse.pack.gather import length_class
 from packhouse.pack.plan import SeqLenTrial
+from packhouse.records.ledger import LedgerLine, in_and_out, units_of
 from packhouse.system.escaping import html_text
+from packhouse.system.wording import by_name, counted
 
 Spec = Mapping[str, object]
 Bins = Mapping[str, Mapping[int, int]]
 """Series -> upper limit of a length class -> count."""
 
 _HEIGHT = 220
-KIND_COLORS = {"rows": "#4a7fe8", "quarantined": "#e5484d", "dropped": "#d98a00"}
+_COLORS = {"rows": "#4a7fe8", "quarantined": "#e5484d", "dropped": "#d98a00"}
 """Colors of rows that stay, and of rows that leave."""
 
 
@@ -119,22 +121,16 @@ def length_figures(lengths: Mapping[str, Mapping[int, int]], seq_len: int) -> li
             says = f"Bars are stacked by source. {says}"
         if weigh:
             says = "Few long records may hold most of them."
+        measured = "tokens in a record"
         found.append(
-            _histogram(
-                f"lengths-{name}", title, says, bins, "tokens in a record", "source", name, seq_len
+            length_histogram(
+                f"lengths-{name}", title, says, bins, measured, "source", name, seq_len
             )
         )
     return found
 
 
-def trained_figure(splits: Mapping[str, Sequence[Sequence[int]]]) -> Figure:
-    """Return a chart of records by number of trained tokens, by split."""
-    bins = {name: class_counts(dict((a, b) for a, b in each)) for name, each in splits.items()}
-    title, says = "Records by trained tokens", "How much of a record counts in the loss."
-    return _histogram("trained-lengths", title, says, bins, "trained tokens in a record", "split")
-
-
-def _histogram(
+def length_histogram(
     name: str,
     title: str,
     says: str,
@@ -306,18 +302,7 @@ def compare_figure(
     )
 
 
-def fill_figure(splits: Mapping[str, Sequence[int]]) -> Figure:
-    """Return a chart of packs by the share of tokens that are not padding."""
-    return _shares("fill", "Packs by fill", "The rest of a pack is padding.", splits, "packs")
-
-
-def share_figure(splits: Mapping[str, Sequence[int]]) -> Figure:
-    """Return a chart of records by the share of their tokens that are trained."""
-    says = "Records at the left train few of their tokens."
-    return _shares("trained-share", "Records by trained share", says, splits, "records")
-
-
-def _shares(
+def share_figure(
     name: str, title: str, says: str, splits: Mapping[str, Sequence[int]], counts: str
 ) -> Figure:
     """Return a chart of counts by share, in equal bins."""
@@ -389,13 +374,157 @@ def reasons_figure(
             "y": {"field": "bin", "type": "nominal", "sort": "-x", "title": None,
                   "axis": {"labelLimit": 130}},
             "x": _q("n", "number", axis=_counts("number")),
-            "color": _color("kind", kinds, range=[KIND_COLORS.get(kind, "#888") for kind in kinds]),
+            "color": _color("kind", kinds, range=[_COLORS.get(kind, "#888") for kind in kinds]),
             "tooltip": _tooltip("kind", "reason", "number"),
         },
     )  # fmt: skip
     return Figure(
         name=name, title=title, says=says, spec=spec, columns=("reason", "", "number"), rows=rows
     )
+
+
+def flow_figure(ledger: Sequence[LedgerLine]) -> Figure:
+    """Draw the rows from step to step as a band that losses leave at the bottom.
+
+    A loss is drawn at least 1.5% of the height wide, so that one row in 52,002 is visible.
+    """
+    # Split only divides the records between train and eval, so it is drawn only if it loses some.
+    drawn = [line for line in ledger if line.rows_in != line.rows_out or line.step != "split"]
+    most = max([1, *(line.rows_in for line in drawn)])
+    units = units_of(ledger)
+    bands: list[dict[str, Any]] = []
+    labels: list[dict[str, Any]] = []
+    for i, line in enumerate(drawn):
+        share_in, share_out = line.rows_in / most, line.rows_out / most
+        caption = counted(line.rows_out, units[line.step][1])
+        bands += _band("rows", i, 1, 1 - share_in, 1, 1 - share_out, caption)
+        if not i or line.rows_in != drawn[i - 1].rows_in:
+            labels.append({"x": i, "y": 1.04, "text": f"{line.rows_in:,}", "is_end": False})
+        low = 1 - share_in
+        for kind in ("quarantined", "dropped"):
+            by_reason = getattr(line, kind)
+            if lost := sum(by_reason.values()):
+                wide = max(lost / most, 0.015)
+                caption = f"{lost:,} {kind}: {by_name(by_reason)}"
+                top = min(low + wide, 1)
+                bands += _band(f"{kind} {i}", i, top, low, low - 0.08, low - 0.08 - wide, caption)
+                text = f"{lost:,} {kind}"
+                labels.append({"x": i + 1, "y": low - 0.22 - wide, "text": text, "is_end": True})
+                low -= 0.24 + wide
+    names = [line.step for line in drawn]
+    last = drawn[-1].rows_out if drawn else 0
+    labels.append({"x": len(drawn), "y": 1.04, "text": f"{last:,}", "is_end": True})
+    ends = [*names, "out"]
+    x = {
+        "field": "x",
+        "type": "quantitative",
+        "scale": {"domain": [0, len(drawn)], "nice": False},
+        "axis": {
+            "title": None,
+            "values": list(range(len(ends))),
+            "labelExpr": f"{json.dumps(ends)}[datum.value]",
+            "grid": False,
+            "labelOverlap": False,
+            "labelFlush": False,
+            "labelAlign": {
+                "condition": {"test": f"datum.value === {len(drawn)}", "value": "right"},
+                "value": "left",
+            },
+            "labelPadding": 16,
+            "labelFontSize": 10.5,
+            "orient": "top",
+            "ticks": False,
+            "domain": False,
+        },
+    }
+    lowest = min([0, *(band["y2"] for band in bands)]) - 0.16
+    y_scale = {"domain": [lowest, 1.1], "nice": False}
+    spec = {
+        "width": "container",
+        "height": 170,
+        "layer": [
+            {
+                "data": {"values": bands},
+                "mark": {"type": "area", "interpolate": "monotone", "tooltip": True},
+                "encoding": {
+                    "x": x,
+                    "y": {"field": "y", "type": "quantitative", "axis": None, "scale": y_scale},
+                    "y2": {"field": "y2"},
+                    "detail": {"field": "band", "type": "nominal"},
+                    "color": {
+                        "field": "kind",
+                        "type": "nominal",
+                        "legend": None,
+                        "scale": {
+                            "domain": list(_COLORS),
+                            "range": list(_COLORS.values()),
+                        },
+                    },
+                    "opacity": {
+                        "condition": {"test": "datum.kind === 'rows'", "value": 0.55},
+                        "value": 0.95,
+                    },
+                    "tooltip": {"field": "said", "type": "nominal", "title": "number"},
+                },
+            },
+            *(
+                {
+                    "data": {"values": [each for each in labels if each["is_end"] == is_end]},
+                    "mark": {"type": "text", "style": "ink", "align": align, "baseline": "bottom"},
+                    "encoding": {
+                        "x": {"field": "x", "type": "quantitative"},
+                        "y": {"field": "y", "type": "quantitative", "scale": y_scale},
+                        "text": {"field": "text"},
+                    },
+                }
+                for is_end, align in ((False, "left"), (True, "right"))
+            ),
+        ],
+    }
+    heads, cells = in_and_out(ledger)
+    columns = ("step", heads[0], "added", "quarantined", "dropped", heads[1], "tokens out")
+    rows = [
+        [
+            line.step,
+            came_in,
+            *(by_name(each) for each in (line.added, line.quarantined, line.dropped)),
+            went_out,
+            "" if line.tokens_out is None else line.tokens_out,
+        ]
+        for line, (came_in, went_out) in zip(ledger, cells, strict=True)
+    ]
+    return Figure(
+        name="flow",
+        title="Rows in and out of each step",
+        says="Each step reads the output of the previous one. Quarantined and dropped rows "
+        "leave at the bottom.",
+        spec=spec,
+        columns=columns,
+        rows=rows,
+    )
+
+
+def _band(
+    name: str, x: int, y: float, y2: float, end: float, end2: float, caption: str
+) -> list[dict[str, Any]]:
+    """Return points of a band from (x, y2..y) to (x + 1, end2..end), curved like a Sankey arm."""
+    kind = name.partition(" ")[0]
+    points = []
+    for number in range(9):
+        t = number / 8
+        # Half a cosine: 0 at the start, 1/2 in the middle, 1 at the end, level at both ends.
+        bend = (1 - math.cos(math.pi * t)) / 2
+        points.append(
+            {
+                "band": f"{name} {x}",
+                "kind": kind,
+                "said": caption,
+                "x": x + t,
+                "y": y + (end - y) * bend,
+                "y2": y2 + (end2 - y2) * bend,
+            }
+        )
+    return points
 
 
 # JavaScript for charts: Vega, Vega-Lite and Vega-Embed in one file, which is never downloaded.
@@ -529,7 +658,9 @@ def page(title: str, head: str, sections: Sequence[str], data: Mapping[str, obje
     digests = (hashlib.sha256(script.encode()).digest() for script in scripts)
     hashes = " ".join(f"'sha256-{base64.b64encode(each).decode()}'" for each in digests)
     policy = f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data:"
-    links = "".join(_link(each) for each in sections if each)
+    # Each section has its own name and title.
+    titled = (re.search(r'<h2 id="h-(.*?)">(.*?)</h2>', each) for each in sections if each)
+    links = "".join(f'<li><a href="#{each[1]}">{each[2]}</a></li>' for each in titled if each)
     return "".join(
         [
             "<!doctype html>\n",
@@ -549,10 +680,3 @@ def page(title: str, head: str, sections: Sequence[str], data: Mapping[str, obje
             "</body></html>\n",
         ]
     )
-
-
-def _link(html: str) -> str:
-    """Return a link to a section, using the section's own name and title."""
-    name = html.split('id="', 1)[1].split('"', 1)[0]
-    title = html.split(f'<h2 id="h-{name}">', 1)[1].split("</h2>", 1)[0]
-    return f'<li><a href="#{name}">{title}</a></li>'

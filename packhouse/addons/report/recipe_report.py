@@ -17,7 +17,6 @@ import numpy as np
 import pyarrow as pa
 
 from packhouse.addons.ask.samples import (
-    PackRecord,
     first_split,
     label_names,
     label_text,
@@ -48,8 +47,8 @@ from packhouse.read.files import find_files, source_name
 from packhouse.recipe import Recipe
 from packhouse.registry import function_of_addon
 from packhouse.run.cache import Workspace
+from packhouse.run.chain import Plan, plan_jobs
 from packhouse.run.given import recipe_for
-from packhouse.run.steps.plan import Plan, plan_jobs
 from packhouse.store import OpenVersion, open_version
 from packhouse.store.card import numbers_of
 from packhouse.system.disks import check_cache, find_cache
@@ -204,9 +203,8 @@ def _head(recipe: Recipe, version_id: str, expected: "Estimate") -> str:
     refusals = "".join(
         f"<p class=warning>The run would fail: {html_text(each)}.</p>" for each in expected.refusals
     )
-    made = ""
-    if expected.records != expected.rows:
-        made = f"in {counted(expected.records, 'record')}, "
+    is_split = expected.records != expected.rows
+    made = f"in {counted(expected.records, 'record')}, " if is_split else ""
     boxes = tiles(
         [
             ("Rows", f"{expected.rows:,}", about + made + counted(len(recipe.sources), "source")),
@@ -243,11 +241,9 @@ def _parts(
     row: Mapping[str, Any], labels: Sequence[str], *, is_paired: bool
 ) -> list[tuple[str, slice]]:
     """Return both sides of a pair, or the whole row with its label name."""
-    return (
-        pair_sides(row["trained"])
-        if is_paired
-        else [(label_text(row["label"], labels), slice(None))]
-    )
+    if is_paired:
+        return pair_sides(row["trained"])
+    return [(label_text(row["label"], labels), slice(None))]
 
 
 def _lengths_section(recipe: Recipe, expected: "Estimate", rows: dict[str, pa.Table]) -> str:
@@ -256,11 +252,8 @@ def _lengths_section(recipe: Recipe, expected: "Estimate", rows: dict[str, pa.Ta
         return ""
     seq_len = recipe.pack.seq_len
     drawn = "".join(figure(each) for each in length_figures(lengths, seq_len))
-    other = (
-        figure(seq_len_figure(expected.seq_lens, seq_len, "this recipe"))
-        if expected.seq_lens
-        else ""
-    )
+    trials = expected.seq_lens
+    other = figure(seq_len_figure(trials, seq_len, "this recipe")) if trials else ""
     num_rows = sum(own.num_rows for own in rows.values())
     caption = (
         f"<p class=quiet>Of {counted(num_rows, 'record')}, the first megabyte of each source.</p>"
@@ -393,9 +386,15 @@ def version_cell(opened: OpenVersion, tokenizers: Path) -> str:
     labels = label_names(opened.manifest)
     if data and data[0].rows and data[0].size <= _MAX_BYTES:
         records = (
-            _record_of(number, row, record)
+            Record(
+                ", ".join(filter(None, (f"pack {number}", side, weights_text(weights[part])))),
+                row["input_ids"][part],
+                row["trained"][part],
+            )
             for number, row in read_packs(opened, split, 0, _RECORDS)
-            for record in records_in(row, opened.manifest.preferences, labels)
+            for weights in [row["loss_weights"]]
+            for _, start, end, side in records_in(row, opened.manifest.preferences, labels)
+            for part in [slice(start, end)]
         )
     shown = cell(
         numbers_of(opened.manifest),
@@ -405,13 +404,6 @@ def version_cell(opened: OpenVersion, tokenizers: Path) -> str:
     )
     title = html_text(opened.address)
     return f'{PAGE_STYLE}<div class="packhouse"><b>{title}</b>{shown}</div>'
-
-
-def _record_of(number: int, row: Mapping[str, Any], record: PackRecord) -> Record:
-    _, start, end, side = record
-    parts = (f"pack {number}", side, weights_text(row["loss_weights"][start:end]))
-    title = ", ".join(part for part in parts if part)
-    return Record(title, row["input_ids"][start:end], row["trained"][start:end])
 
 
 @dataclass(frozen=True, slots=True)

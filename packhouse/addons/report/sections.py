@@ -1,10 +1,9 @@
 """Render the sections of a version's report, from its manifest and from counts over its files."""
 
 import json
-import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,13 +11,14 @@ import numpy as np
 
 from packhouse.addons.ask.samples import is_of_classes
 from packhouse.addons.report.html import (
-    KIND_COLORS,
     Figure,
+    class_counts,
     details,
     figure,
-    fill_figure,
+    flow_figure,
     header,
     length_figures,
+    length_histogram,
     preformatted,
     reasons_figure,
     section,
@@ -26,21 +26,19 @@ from packhouse.addons.report.html import (
     share_figure,
     table,
     tiles,
-    trained_figure,
     turns_figure,
 )
 from packhouse.auditing.gate import check_audit
 from packhouse.auditing.inference import inference_line
-from packhouse.errors import AuditError
+from packhouse.errors import AuditError, ConfigError
 from packhouse.pack.plan import try_seq_lens
 from packhouse.recipe import AuditConfig
 from packhouse.recipe.audit import QUALITY_COUNTERS
-from packhouse.records.gates import GateResult
-from packhouse.records.ledger import Filter, LedgerLine, in_and_out, sum_by_reason, units_of
+from packhouse.records.ledger import Filter, LedgerLine, sum_by_reason, units_of
 from packhouse.records.reasons import DROP_REASONS, QUARANTINE_REASONS
 from packhouse.store.manifest import PULLED_NAMES, AuditedRow, Manifest
 from packhouse.system.escaping import html_text
-from packhouse.system.wording import by_name, counted
+from packhouse.system.wording import counted
 
 Samples = list[dict[str, Any]]
 """Rows, or packs as the page's script reads them."""
@@ -88,153 +86,6 @@ class Measured:
     splits: dict[str, MeasuredSplit]
 
 
-# The ledger as a chart: a band of rows from step to step, with losses leaving it.
-
-
-def flow_figure(ledger: Sequence[LedgerLine]) -> Figure:
-    """Draw the rows from step to step as a band that losses leave at the bottom.
-
-    A loss is drawn at least 1.5% of the height wide, so that one row in 52,002 is visible.
-    """
-    # Split only divides the records between train and eval, so it is drawn only if it loses some.
-    drawn = [line for line in ledger if line.rows_in != line.rows_out or line.step != "split"]
-    most = max([1, *(line.rows_in for line in drawn)])
-    units = units_of(ledger)
-    bands: list[dict[str, Any]] = []
-    labels: list[dict[str, Any]] = []
-    for i, line in enumerate(drawn):
-        share_in, share_out = line.rows_in / most, line.rows_out / most
-        caption = counted(line.rows_out, units[line.step][1])
-        bands += _band("rows", i, 1, 1 - share_in, 1, 1 - share_out, caption)
-        if not i or line.rows_in != drawn[i - 1].rows_in:
-            labels.append({"x": i, "y": 1.04, "text": f"{line.rows_in:,}", "is_end": False})
-        low = 1 - share_in
-        for kind in ("quarantined", "dropped"):
-            by_reason = getattr(line, kind)
-            if lost := sum(by_reason.values()):
-                wide = max(lost / most, 0.015)
-                caption = f"{lost:,} {kind}: {by_name(by_reason)}"
-                top = min(low + wide, 1)
-                bands += _band(f"{kind} {i}", i, top, low, low - 0.08, low - 0.08 - wide, caption)
-                text = f"{lost:,} {kind}"
-                labels.append({"x": i + 1, "y": low - 0.22 - wide, "text": text, "is_end": True})
-                low -= 0.24 + wide
-    names = [line.step for line in drawn]
-    last = drawn[-1].rows_out if drawn else 0
-    labels.append({"x": len(drawn), "y": 1.04, "text": f"{last:,}", "is_end": True})
-    ends = [*names, "out"]
-    x = {
-        "field": "x",
-        "type": "quantitative",
-        "scale": {"domain": [0, len(drawn)], "nice": False},
-        "axis": {
-            "title": None,
-            "values": list(range(len(ends))),
-            "labelExpr": f"{json.dumps(ends)}[datum.value]",
-            "grid": False,
-            "labelOverlap": False,
-            "labelFlush": False,
-            "labelAlign": {
-                "condition": {"test": f"datum.value === {len(drawn)}", "value": "right"},
-                "value": "left",
-            },
-            "labelPadding": 16,
-            "labelFontSize": 10.5,
-            "orient": "top",
-            "ticks": False,
-            "domain": False,
-        },
-    }
-    lowest = min([0, *(band["y2"] for band in bands)]) - 0.16
-    y_scale = {"domain": [lowest, 1.1], "nice": False}
-    spec = {
-        "width": "container",
-        "height": 170,
-        "layer": [
-            {
-                "data": {"values": bands},
-                "mark": {"type": "area", "interpolate": "monotone", "tooltip": True},
-                "encoding": {
-                    "x": x,
-                    "y": {"field": "y", "type": "quantitative", "axis": None, "scale": y_scale},
-                    "y2": {"field": "y2"},
-                    "detail": {"field": "band", "type": "nominal"},
-                    "color": {
-                        "field": "kind",
-                        "type": "nominal",
-                        "legend": None,
-                        "scale": {
-                            "domain": list(KIND_COLORS),
-                            "range": list(KIND_COLORS.values()),
-                        },
-                    },
-                    "opacity": {
-                        "condition": {"test": "datum.kind === 'rows'", "value": 0.55},
-                        "value": 0.95,
-                    },
-                    "tooltip": {"field": "said", "type": "nominal", "title": "number"},
-                },
-            },
-            *(
-                {
-                    "data": {"values": [each for each in labels if each["is_end"] == is_end]},
-                    "mark": {"type": "text", "style": "ink", "align": align, "baseline": "bottom"},
-                    "encoding": {
-                        "x": {"field": "x", "type": "quantitative"},
-                        "y": {"field": "y", "type": "quantitative", "scale": y_scale},
-                        "text": {"field": "text"},
-                    },
-                }
-                for is_end, align in ((False, "left"), (True, "right"))
-            ),
-        ],
-    }
-    heads, cells = in_and_out(ledger)
-    columns = ("step", heads[0], "added", "quarantined", "dropped", heads[1], "tokens out")
-    rows = [
-        [
-            line.step,
-            came_in,
-            *(by_name(each) for each in (line.added, line.quarantined, line.dropped)),
-            went_out,
-            "" if line.tokens_out is None else line.tokens_out,
-        ]
-        for line, (came_in, went_out) in zip(ledger, cells, strict=True)
-    ]
-    return Figure(
-        name="flow",
-        title="Rows in and out of each step",
-        says="Each step reads the output of the previous one. Quarantined and dropped rows "
-        "leave at the bottom.",
-        spec=spec,
-        columns=columns,
-        rows=rows,
-    )
-
-
-def _band(
-    name: str, x: int, y: float, y2: float, end: float, end2: float, caption: str
-) -> list[dict[str, Any]]:
-    """Return points of a band from (x, y2..y) to (x + 1, end2..end), curved like a Sankey arm."""
-    kind = name.partition(" ")[0]
-    points = []
-    for number in range(9):
-        t = number / 8
-        # Half a cosine: 0 at the start, 1/2 in the middle, 1 at the end, level at both ends.
-        bend = (1 - math.cos(math.pi * t)) / 2
-        points.append(
-            {
-                "band": f"{name} {x}",
-                "kind": kind,
-                "said": caption,
-                "x": x + t,
-                "y": y + (end - y) * bend,
-                "y2": y2 + (end2 - y2) * bend,
-            }
-        )
-    return points
-
-
 _MOST_SOURCES = 8  # number of colors that are easy to distinguish
 _OTHERS = "other sources"
 
@@ -251,24 +102,20 @@ def heading(manifest: Manifest) -> str:
     return header(manifest.dataset, f"{version}<p>{html_text(caption)}</p>")
 
 
-_OF_SPLITS = {
-    "records packed": "num_sequences",
-    "packs": "num_packs",
-    "tokens": "num_tokens",
-    "trained tokens": "num_trained",
-    "padding": "num_padding",
-}
-
-
 def totals_of(manifest: Manifest) -> dict[str, int]:
     """Return counts of the ledger, and packs, records and tokens of all splits, by name."""
     counts = manifest.facts.counts
-    totals = {"rows read": counts.ledger[0].rows_in if counts.ledger else 0}
-    totals["bad rows"] = sum(line.num_bad_rows for line in counts.ledger)
-    totals["dropped"] = sum_by_reason(counts.ledger, "dropped").total()
-    for name, attribute in _OF_SPLITS.items():
-        totals[name] = sum(getattr(each, attribute) for each in counts.splits().values())
-    return totals
+    splits = counts.splits().values()
+    return {
+        "rows read": counts.ledger[0].rows_in if counts.ledger else 0,
+        "bad rows": sum(line.num_bad_rows for line in counts.ledger),
+        "dropped": sum_by_reason(counts.ledger, "dropped").total(),
+        "records packed": sum(each.num_sequences for each in splits),
+        "packs": sum(each.num_packs for each in splits),
+        "tokens": sum(each.num_tokens for each in splits),
+        "trained tokens": sum(each.num_trained for each in splits),
+        "padding": sum(each.num_padding for each in splits),
+    }
 
 
 def overview(manifest: Manifest) -> str:
@@ -413,26 +260,17 @@ def packs_section(manifest: Manifest, measured: Measured) -> str:
         return ""
     rows = []
     for name, side in manifest.facts.counts.splits().items():
-        spread = ""
+        row = [name, side.num_packs, side.lower_bound, side.num_sequences, side.num_tokens]
+        row += [side.num_padding, f"{side.fill:.2%}", ""]
         if name in splits:
             records, packs = zip(*splits[name].per_pack, strict=True)
             half = np.searchsorted(np.cumsum(packs), sum(packs) / 2)
-            spread = f"{records[0]} / {records[half]} / {records[-1]}"
-        rows.append(
-            [
-                name,
-                side.num_packs,
-                side.lower_bound,
-                side.num_sequences,
-                side.num_tokens,
-                side.num_padding,
-                f"{side.fill:.2%}",
-                spread,
-            ]
-        )
+            row[-1] = f"{records[0]} / {records[half]} / {records[-1]}"
+        rows.append(row)
     columns = ("split", "packs", "lower bound", "records", "tokens", "padding", "fill",
                "records in a pack (least / median / most)")  # fmt: skip
-    drawn = fill_figure({name: each.fill for name, each in splits.items()})
+    fill = {name: each.fill for name, each in splits.items()}
+    drawn = share_figure("fill", "Packs by fill", "The rest of a pack is padding.", fill, "packs")
     return section(
         "packs",
         "Packs",
@@ -473,10 +311,24 @@ def trained_section(manifest: Manifest, measured: Measured) -> str:
     caption = (
         "<p class=quiet>Classification: the label of each record is trained, and no token.</p>"
     )
-    figures: list[str] = []
+    figures: list[Figure] = []
     if not is_of_classes(manifest):
-        caption, figures = _trained_by_source(manifest, measured), _trained_figures(splits)
-    grid = f"<div class=grid>{''.join(figures)}</div>" if figures else ""
+        caption = _trained_by_source(manifest, measured)
+        # Sum over the splits: answers 1, 2, ... of each are added up.
+        by_answer = zip(*(split.turns for split in splits.values()), strict=True)
+        turns = [(sum(t for t, _ in own), sum(n for _, n in own)) for own in by_answer]
+        if any(sum(each.shares) for each in splits.values()):
+            shares = {name: each.shares for name, each in splits.items()}
+            says = "Records at the left train few of their tokens."
+            title = "Records by trained share"
+            figures.append(share_figure("trained-share", title, says, shares, "records"))
+            bins = {name: class_counts(dict(each.trained)) for name, each in splits.items()}
+            title, says = "Records by trained tokens", "How much of a record counts in the loss."
+            measure = "trained tokens in a record"
+            figures.append(length_histogram("trained-lengths", title, says, bins, measure, "split"))
+        if sum(1 for _, n in turns if n) > 1:
+            figures.append(turns_figure(turns))
+    grid = f"<div class=grid>{''.join(map(figure, figures))}</div>" if figures else ""
     part = _part(manifest, measured) if grid or tables else ""
     return section("trained", "What is trained", caption, *tables, grid, part)
 
@@ -484,15 +336,8 @@ def trained_section(manifest: Manifest, measured: Measured) -> str:
 def _trained_by_source(manifest: Manifest, measured: Measured) -> str:
     """Return a table of trained tokens by source."""
     rows = [
-        [
-            name,
-            round(records),
-            tokens,
-            trained,
-            _share(trained, tokens),
-            round(trained / records, 1),
-        ]
-        for name, records, tokens, trained in measured.trained
+        [name, round(n), tokens, trained, _share(trained, tokens), round(trained / n, 1)]
+        for name, n, tokens, trained in measured.trained
     ]
     columns = ("source", "records", "tokens", "trained", "share", "trained tokens per record")
     caption = ""
@@ -504,30 +349,14 @@ def _trained_by_source(manifest: Manifest, measured: Measured) -> str:
     return (table(columns, rows, "Trained tokens by source") if rows else "") + note
 
 
-def _trained_figures(splits: Mapping[str, MeasuredSplit]) -> list[str]:
-    # Sum over the splits: answers 1, 2, ... of each are added up.
-    by_answer = zip(*(split.turns for split in splits.values()), strict=True)
-    turns = [(sum(t for t, _ in own), sum(n for _, n in own)) for own in by_answer]
-    figures = []
-    if any(sum(each.shares) for each in splits.values()):
-        figures.append(figure(share_figure({n: e.shares for n, e in splits.items()})))
-        figures.append(figure(trained_figure({n: e.trained for n, e in splits.items()})))
-    if sum(1 for _, n in turns if n) > 1:
-        figures.append(figure(turns_figure(turns)))
-    return figures
-
-
 def samples_section(
     num_packs: int, num_tokens: int, has_text: bool, note: str = "", has_weights: bool = False
 ) -> str:
     """Return the sample browser, which the page's script fills."""
     if not num_packs:
         return ""
-    note = (
-        note
-        or f"{counted(num_packs, 'pack')} with {counted(num_tokens, 'token')}, spread over "
-        "the splits."
-    )
+    packs = f"{counted(num_packs, 'pack')} with {counted(num_tokens, 'token')}"
+    note = note or f"{packs}, spread over the splits."
     if not has_text:
         note += " The tokenizer is not available, so token IDs are shown."
     return section(
@@ -698,35 +527,58 @@ def duplicates_section(manifest: Manifest) -> str:
     counts, audit = manifest.facts.counts, manifest.facts.audit.dataset
     if not audit:
         return ""
-    rows: list[list[Any]] = [
-        ["records that repeat an earlier one", audit.get("duplicates", 0)],
-        ["prompts shared by several records", audit.get("prompt_groups", 0)],
-        ["records with such a prompt", audit.get("prompt_group_records", 0)],
-        ["records in train and in eval", audit.get("both_sides", 0)],
-    ]
-    for name, side in sorted(counts.sides.items(), reverse=True):
-        if side.records:
-            rows.append([f"groups in {name}", side.groups])
     found = manifest.facts.audit.contamination
-    if found:
-        rows.append(["rows that share words with a benchmark", found.contaminated])
-    for name, value in counts.dedup.items():
-        if isinstance(value, int):
-            rows.append([f"dedup: {name.replace('_', ' ')}", value])
+    rows = [
+        ("records that repeat an earlier one", audit.get("duplicates", 0)),
+        ("prompts shared by several records", audit.get("prompt_groups", 0)),
+        ("records with such a prompt", audit.get("prompt_group_records", 0)),
+        ("records in train and in eval", audit.get("both_sides", 0)),
+        *(
+            (f"groups in {name}", side.groups)
+            for name, side in sorted(counts.sides.items(), reverse=True)
+            if side.records
+        ),
+        *([("rows that share words with a benchmark", found.contaminated)] if found else []),
+        *(
+            (f"dedup: {name.replace('_', ' ')}", value)
+            for name, value in counts.dedup.items()
+            if isinstance(value, int)
+        ),
+    ]
     inner = table(("what", "number"), rows, "Duplicates and leakage")
     return section("duplicates", "Duplicates and leakage", inner)
 
 
-def audit_section(manifest: Manifest, limits: AuditConfig) -> str:
-    """Return each audit limit with the value found."""
+def audit_section(manifest: Manifest) -> str:
+    """Return each audit limit with the value found.
+
+    Raises:
+        ConfigError: the manifest contains invalid limits.
+    """
     if not manifest.facts.audit.packs:
         return ""
+    try:
+        limits = AuditConfig.model_validate(manifest.facts.provenance.limits)
+    except ValueError:
+        raise ConfigError(
+            "the manifest contains invalid audit limits. Check the version with `packhouse verify`."
+        ) from None
     try:
         results = check_audit(manifest.facts.audit, limits)
     except AuditError as error:
         # A failed limit raises, but the error has the results of all limits.
         results = error.gates
-    body = "".join(_gate_row(each) for each in results)
+    body = ""
+    for gate in results:
+        name = gate.name.removeprefix("audit.").removeprefix("max_").removeprefix("min_")
+        good = gate.outcome == "passed"
+        body += (
+            f"<tr><td>{html_text(name.replace('_', ' '))}</td>"
+            f"<td class={'good' if good else 'bad'}>{'&#10003; ' if good else '&#10007; '}"
+            f"{gate.outcome}</td><td class=number>{gate.shown_value}</td>"
+            f'<td>{gate.shown_limit}</td><td class="quiet{" wide" * (len(gate.detail) > 60)}">'
+            f"{html_text(gate.detail)}</td></tr>"
+        )
     head = "<th scope=col>".join(["", "check", "result", "found", "limit", "count"])
     inner = (
         '<div class=scroll role=group tabindex=0 aria-label="Audit"><table><caption class=hidden>'
@@ -735,15 +587,3 @@ def audit_section(manifest: Manifest, limits: AuditConfig) -> str:
     line = inference_line(manifest.audit)
     caption = f"<p class=quiet>{html_text(line[:1].upper() + line[1:])}.</p>" if line else ""
     return section("audit", "Audit", caption, inner)
-
-
-def _gate_row(gate: GateResult) -> str:
-    name = gate.name.removeprefix("audit.").removeprefix("max_").removeprefix("min_")
-    good = gate.outcome == "passed"
-    names = "quiet wide" if len(gate.detail) > 60 else "quiet"
-    return (
-        f"<tr><td>{html_text(name.replace('_', ' '))}</td>"
-        f"<td class={'good' if good else 'bad'}>{'&#10003; ' if good else '&#10007; '}"
-        f"{gate.outcome}</td><td class=number>{gate.shown_value}</td>"
-        f'<td>{gate.shown_limit}</td><td class="{names}">{html_text(gate.detail)}</td></tr>'
-    )

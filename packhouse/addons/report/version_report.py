@@ -1,9 +1,8 @@
 """Build the report of a version: one HTML file that shows what is trained and works offline.
 
 Built when a version is published, and by `packhouse report`. The same files give the same bytes: no
-timestamps, and samples at fixed positions. The file is below 3 MB, of which charts need 0.9 MB;
-samples have room for 40,000 tokens. Alpaca (52,002 rows, 4.5 million tokens) takes 1.2 s of CPU
-time.
+timestamps, and samples at fixed positions. Alpaca (52,002 rows, 4.5 million tokens) takes 1.2 s of
+CPU time.
 """
 
 from collections import Counter
@@ -20,7 +19,7 @@ import pyarrow.compute as pc
 from pydantic import TypeAdapter
 
 from packhouse.addons.ask.files import TABLES, VersionFiles
-from packhouse.addons.ask.query import Views, open_views
+from packhouse.addons.ask.query import open_views
 from packhouse.addons.ask.samples import (
     each_packs,
     label_names,
@@ -33,8 +32,7 @@ from packhouse.addons.report import sections
 from packhouse.addons.report.html import page
 from packhouse.addons.report.sections import Measured, MeasuredSplit, Samples
 from packhouse.cli.tokens import pipeline_of, special_tokens, token_texts, tokenizer_of
-from packhouse.errors import ConfigError, IntegrityError
-from packhouse.recipe import AuditConfig
+from packhouse.errors import IntegrityError
 from packhouse.store import OpenVersion
 from packhouse.store.manifest import FileEntry, Manifest
 from packhouse.store.publish import LocalFile, draft_manifest, name_files
@@ -86,8 +84,14 @@ def measure(files: VersionFiles, num_packs: Mapping[str, int], num_shown: int) -
         name: _read_split(files, name, number, num_shown // len(num_packs), sequences)
         for name, number in num_packs.items()
     }
+    shown: dict[str, Samples] = {}  # copies of a record and sides of a pair share an id
+    for sample in (sample for split in splits.values() for sample in split.samples):
+        for record in sample["records"]:
+            shown.setdefault(record["id"], []).append(record)
     with open_views(files) as views:
-        _add_places(views, [sample for split in splits.values() for sample in split.samples])
+        for row in views.rows(_PLACES, [sorted(shown)]).to_pylist():
+            for record in shown[row["record_id"]]:
+                record["place"] = row["place"]
         packed = pa.concat_tables([_SEQUENCES.empty_table(), *sequences])
         views.database.register("packed", packed)
 
@@ -158,16 +162,6 @@ ORDER BY step, reason, row.number
 """
 
 
-def _add_places(views: Views, samples: Samples) -> None:
-    """Add the source row to each sampled record."""
-    shown: dict[str, Samples] = {}  # copies of a record and sides of a pair share an id
-    for record in (record for sample in samples for record in sample["records"]):
-        shown.setdefault(record["id"], []).append(record)
-    for row in views.rows(_PLACES, [sorted(shown)]).to_pylist():
-        for record in shown[row["record_id"]]:
-            record["place"] = row["place"]
-
-
 def _read_split(
     files: VersionFiles, split: str, num_packs: int, num_shown: int, sequences: list[pa.Table]
 ) -> MeasuredSplit:
@@ -175,95 +169,82 @@ def _read_split(
 
     Appends the sequences of the packs to `sequences`.
     """
-    preferences, labels = files.manifest.preferences, label_names(files.manifest)
+    preferences, names = files.manifest.preferences, label_names(files.manifest)
     own = [(path, name) for path, name in files.files.get("data", []) if name == split]
-    tally = _Tally(files.seq_len, labels, sequences)
+    fill, shares = np.zeros(_BINS, np.int64), np.zeros(_BINS, np.int64)
+    turns = np.zeros((2, _TURNS), np.int64)  # trained tokens, answers
+    per_pack, trained_of_records = Counter[int](), Counter[int]()
+    weights_of_tokens, labels = Counter[float](), Counter[str]()
     seen = tokens = shown = 0
     samples: Samples = []
     step = 1
     for part in each_packs(replace(files, files={"data": own}, checks_packs=True), _PACK_COLUMNS):
         if not part.num_rows:
             continue
+        flags, weights, lengths = (
+            pc.list_flatten(part[name]).to_numpy()
+            for name in ("trained", "loss_weights", "seq_lengths")
+        )
+        starts = np.cumsum(lengths) - lengths
+        trained = np.add.reduceat(flags, starts, dtype=np.int64)
+        fill += _binned(part["num_tokens"].to_numpy(), files.seq_len)
+        shares += _binned(trained, lengths)
+        turns += _count_turns(flags, starts)
+        per_pack.update(part["num_records"].to_pylist())
+        trained_of_records.update(_counts(trained))
+        weights_of_tokens.update(_counts(weights[flags]))
+        labels.update(label_text(n, names) for n in part["label"].drop_null().to_pylist())
+        ids = pc.list_flatten(part["record_ids"])
+        sequences.append(pa.table([ids, lengths, trained], schema=_SEQUENCES))
         if not seen:  # packs have similar lengths, so the first part sets the spacing
             mean = max(1, pc.sum(part["num_tokens"]).as_py() // part.num_rows)
             count = max(1, min(_PACKS, num_shown // min(mean, _PACK_TOKENS)))
             # Packs of 2,000 tokens, 20,000 to show: 10 packs. If 1,000 are read, every 100th.
             step = max(1, min(num_packs, MAX_READ_TOKENS // mean) // count)
-        tokens += tally.add(part)
         for number in range(-seen % step, part.num_rows, step):
             if shown < num_shown and len(samples) < _PACKS:
                 (row,) = part.slice(number, 1).to_pylist()
-                samples.append(_sample(seen + number, row, preferences, labels))
+                samples.append(_sample(seen + number, row, preferences, names))
                 shown += sum(len(record["ids"]) for record in samples[-1]["records"])
         seen += part.num_rows
+        tokens += len(flags)
         if tokens >= MAX_READ_TOKENS:
             break
     return MeasuredSplit(
-        fill=tally.fill.tolist(),
-        per_pack=sorted(tally.per_pack.items()),
-        shares=tally.shares.tolist(),
-        trained=sorted(tally.trained.items()),
-        turns=[(tokens, answers) for tokens, answers in tally.turns.T.tolist()],
-        labels=dict(sorted(tally.labels.items())),
-        weights=sorted(tally.weights.items()) if tally.weights.keys() - {1} else [],
+        fill=fill.tolist(),
+        per_pack=sorted(per_pack.items()),
+        shares=shares.tolist(),
+        trained=sorted(trained_of_records.items()),
+        turns=[(own, answers) for own, answers in turns.T.tolist()],
+        labels=dict(sorted(labels.items())),
+        weights=sorted(weights_of_tokens.items()) if weights_of_tokens.keys() - {1} else [],
         read_packs=seen,
         read_tokens=tokens,
         samples=samples,
     )
 
 
-class _Tally:
-    """Counts over packs, updated one part at a time."""
+def _count_turns(flags: npt.NDArray[np.bool_], starts: Ints) -> Ints:
+    """Count trained spans by their number in the record: [0,1,1,0,1 | 1,1] -> 2 + 2, 1.
 
-    def __init__(self, seq_len: int, names: Sequence[str], sequences: list[pa.Table]) -> None:
-        self.seq_len, self.names, self.sequences = seq_len, names, sequences
-        self.fill = np.zeros(_BINS, np.int64)
-        self.per_pack: Counter[int] = Counter()
-        self.shares = np.zeros(_BINS, np.int64)
-        self.trained: Counter[int] = Counter()
-        self.turns = np.zeros((2, _TURNS), np.int64)  # trained tokens, answers
-        self.weights: Counter[float] = Counter()
-        self.labels: Counter[str] = Counter()
-
-    def add(self, packs: pa.Table) -> int:
-        """Count packs, and return their number of tokens."""
-        flags, weights, lengths = (
-            pc.list_flatten(packs[name]).to_numpy()
-            for name in ("trained", "loss_weights", "seq_lengths")
-        )
-        num_tokens = packs["num_tokens"].to_numpy()
-        self.fill += _binned(num_tokens, self.seq_len)
-        self.per_pack.update(packs["num_records"].to_pylist())
-        self.weights.update(_counts(weights[flags]))
-        self.labels.update(
-            label_text(label, self.names) for label in packs["label"].drop_null().to_pylist()
-        )
-        starts = np.cumsum(lengths) - lengths
-        trained = np.add.reduceat(flags, starts, dtype=np.int64)
-        self.shares += _binned(trained, lengths)
-        self.trained.update(_counts(trained))
-        names = pc.list_flatten(packs["record_ids"])
-        self.sequences.append(pa.table([names, lengths, trained], schema=_SEQUENCES))
-        self._add_turns(flags, starts)
-        return len(flags)
-
-    def _add_turns(self, flags: npt.NDArray[np.bool_], starts: Ints) -> None:
-        """Count trained spans by their number in the record: [0,1,1,0,1 | 1,1] -> 2 + 2, 1."""
-        begins = flags.copy()
-        begins[1:] &= ~flags[:-1]
-        # A span also begins at the start of a record, even if the previous record ends trained.
-        begins[starts] = flags[starts]
-        at = np.flatnonzero(begins)
-        if not len(at):
-            return
-        sizes = np.add.reduceat(flags, at, dtype=np.int64)
-        record = np.searchsorted(starts, at, side="right")
-        # Number the spans within each record: records [1 1 1 2 2] -> [0 1 2 0 1].
-        first = np.r_[True, record[1:] != record[:-1]]
-        number = np.arange(len(at)) - np.maximum.accumulate(np.where(first, np.arange(len(at)), 0))
-        number = np.minimum(number, _TURNS - 1)
-        self.turns[0] += np.bincount(number, sizes, _TURNS).astype(np.int64)
-        self.turns[1] += np.bincount(number, minlength=_TURNS)
+    Returns:
+        Trained tokens, and number of spans: shape [2, _TURNS].
+    """
+    begins = flags.copy()
+    begins[1:] &= ~flags[:-1]
+    # A span also begins at the start of a record, even if the previous record ends trained.
+    begins[starts] = flags[starts]
+    at = np.flatnonzero(begins)
+    if not len(at):
+        return np.zeros((2, _TURNS), np.int64)
+    sizes = np.add.reduceat(flags, at, dtype=np.int64)
+    record = np.searchsorted(starts, at, side="right")
+    # Number the spans within each record: records [1 1 1 2 2] -> [0 1 2 0 1].
+    first = np.r_[True, record[1:] != record[:-1]]
+    number = np.arange(len(at)) - np.maximum.accumulate(np.where(first, np.arange(len(at)), 0))
+    number = np.minimum(number, _TURNS - 1)
+    counts = np.bincount(number, sizes, _TURNS), np.bincount(number, minlength=_TURNS)
+    return np.array(counts).astype(np.int64)
 
 
 def _binned(parts: Ints, wholes: Ints | int) -> Ints:
@@ -298,6 +279,7 @@ def _sample(
     return {"pack": number, **counts, "records": records}
 
 
+# Charts need 0.9 MB of the file, for their JavaScript.
 MAX_BYTES = 3_000_000
 _SAMPLES = (40_000, 10_000, 0)  # tokens in samples: fewer if their texts are long
 _TOKEN_CHARS = 200  # characters per token; some vocabularies have tokens of 128 spaces
@@ -427,7 +409,7 @@ def _page(
         sections.left_out_section(manifest, measured),
         sections.quality_section(manifest),
         sections.duplicates_section(manifest),
-        sections.audit_section(manifest, _limits(manifest)),
+        sections.audit_section(manifest),
         sections.recipe_section(manifest),
     ]
     name = f"{manifest.dataset} {manifest.version}"
@@ -446,13 +428,3 @@ def with_texts(pack: dict[str, Any], pipeline: Pipeline | None) -> dict[str, Any
         record["texts"] = [for_terminal(text, keep_lines=True)[:_TOKEN_CHARS] for text in texts]
         record["special"] = special_tokens(record["ids"], pipeline).nonzero()[0].tolist()
     return pack
-
-
-def _limits(manifest: Manifest) -> AuditConfig:
-    """Return the audit limits of the version, or the defaults if it does not record them."""
-    try:
-        return AuditConfig.model_validate(manifest.facts.provenance.limits)
-    except ValueError:
-        raise ConfigError(
-            "the manifest contains invalid audit limits. Check the version with `packhouse verify`."
-        ) from None

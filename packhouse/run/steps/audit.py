@@ -7,14 +7,12 @@ tokenize anything again. Publish adds up the results.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal
-
-import pyarrow as pa
+from typing import Any, Literal, get_args
 
 from packhouse import auditing
 from packhouse.auditing.inference import check_prompts, combine_inference, has_prompts
@@ -34,13 +32,14 @@ from packhouse.registry import function_of_addon
 from packhouse.run.rendering import run_template
 from packhouse.run.step import Job, Step, Work
 from packhouse.run.steps.format import FORMAT, FormatParameters
-from packhouse.run.steps.gather import GATHER, PackRange
-from packhouse.run.steps.pack import PACK, PackParameters, read_records
+from packhouse.run.steps.gather import GATHER, read_records
+from packhouse.run.steps.pack import PACK, PackParameters
 from packhouse.run.steps.tokenize import TOKENIZE, TokenizeParameters
 from packhouse.run.steps.validate import VALIDATE, ValidateParameters
 from packhouse.system.plugins import find_plugin, plugin_key
 from packhouse.tokenize.encoders import read_pipeline
 
+# Packs that are checked at once: 2 MB of ids at a `seq_len` of 2,048.
 _BATCH_PACKS = 256
 
 Of = Literal["shard", "inference", "quality", "packs", "records", "check"]
@@ -126,45 +125,72 @@ def jobs(
     yield AUDIT.job(AuditParameters(of="records"), [pack.ref], label="records")
 
 
-def pack_jobs(gathered: Sequence[Job[PackRange]]) -> tuple[Job[AuditParameters], ...]:
-    """Return the jobs that audit gathered packs."""
-    parameters = AuditParameters(of="packs")
-    return tuple(
-        AUDIT.job(parameters, [job.ref], label=job.label, size=job.size) for job in gathered
-    )
-
-
 def compute(work: Work[AuditParameters], folder: Path) -> AuditFacts:
     """Return the findings; no file is written."""
-    of = work.parameters.of
-    return AuditFacts(of=of, found=_KINDS[of](work))
+    parameters = work.parameters
+    found: dict[str, Any]
+    match parameters.of:
+        case "shard":
+            found = _audit_shard(work)
+        case "inference":
+            call = partial(
+                check_prompts,
+                *_rendered_files(work),
+                # If rows were rewritten, the conversations of the rejected answers are not stored.
+                None if work.recipe.format.reasoning == "strip" else _rejected_files(work),
+                work.recipe,
+                parameters.date,
+                work.workspace.tokenizers,
+            )
+            found = run_template(call, work.recipe, work.job.size)
+            found["source"] = work.input(VALIDATE).facts.origin.source
+        case "quality":
+            count_quality = function_of_addon("count_quality")
+            rows = read_table(work.input(VALIDATE).path("validated.arrow"))
+            found = count_quality(rows, languages=bool(parameters.languages))
+        case "check":
+            assert parameters.check is not None
+            rows = read_table(work.input(VALIDATE).path("validated.arrow"))
+            found = run_check(find_plugin("checks", parameters.check), rows)
+        case "packs":
+            batches = read_table(work.input(GATHER).path("packs.arrow")).to_batches(_BATCH_PACKS)
+            pipeline = read_pipeline(work.load_tokenizer().backend)
+            found = {**audit_packs(batches, pipeline.is_control, blank_tokens(pipeline))}
+        case "records":
+            packed, policy = work.input(PACK), work.recipe.dedup.near
+            found = audit_records(
+                lambda columns: read_records(packed, work.workspace, columns=columns),
+                packed.facts.rows_in,
+            )
+            if policy != "ignore":
+                assert packed.facts.dedup is not None
+                near = packed.facts.dedup.near
+                found["near_duplicates"] = near.rows - near.dropped
+                if policy != "keep":
+                    found["both_sides"] += near.on_both_sides
+    return AuditFacts(of=parameters.of, found=found)
 
 
-def _shard(work: Work[AuditParameters]) -> dict[str, object]:
-    validated, formatted = work.input(VALIDATE), work.input(FORMAT)
-    snapshot = work.load_tokenizer()
-    if "tokens.arrow" in validated.files:  # the rows came with ids
-        tokenized = read_table(work.input(TOKENIZE).path("tokenized.arrow"))
-        audit_given = function_of_addon("audit_given")
-        found: dict[str, object] = audit_given(
-            tokenized, work.recipe, snapshot, work.workspace.tokenizers
+def _audit_shard(work: Work[AuditParameters]) -> dict[str, Any]:
+    snapshot, tokenized = work.load_tokenizer(), work.input(TOKENIZE)
+    if "tokens.arrow" in work.input(VALIDATE).files:  # the rows came with ids
+        found: dict[str, Any] = function_of_addon("audit_given")(
+            read_table(tokenized.path("tokenized.arrow")),
+            work.recipe,
+            snapshot,
+            work.workspace.tokenizers,
         )
         return found
-    rejected = None
-    if REJECTED in formatted.files:
-        rejected = validated.path(REJECTED), formatted.path(REJECTED)
-    sides = read_sides(*_paths(work), rejected)
-    notes = work.input(TOKENIZE).facts.notes
     return audit_shard(
-        sides,
+        read_sides(*_rendered_files(work), _rejected_files(work)),
         snapshot,
         work.recipe.format,
         work.parameters.label_names,
-        are_exact="inexact_round_trip" not in notes,
+        are_exact="inexact_round_trip" not in tokenized.facts.notes,
     )
 
 
-def _paths(work: Work[AuditParameters]) -> tuple[Path, Path, Path]:
+def _rendered_files(work: Work[AuditParameters]) -> tuple[Path, Path, Path]:
     """Return the files of the rendered conversations, their texts and their tokens."""
     validated, formatted = work.input(VALIDATE), work.input(FORMAT)
     is_rewritten = "examples.arrow" in formatted.files
@@ -175,69 +201,12 @@ def _paths(work: Work[AuditParameters]) -> tuple[Path, Path, Path]:
     )
 
 
-def _inference(work: Work[AuditParameters]) -> dict[str, object]:
+def _rejected_files(work: Work[AuditParameters]) -> tuple[Path, Path] | None:
+    """Return the files of the rejected conversations of pairs and their texts."""
     validated, formatted = work.input(VALIDATE), work.input(FORMAT)
-    rejected = None
-    # If rows were rewritten, the conversations of the rejected answers are not stored.
-    if REJECTED in formatted.files and work.recipe.format.reasoning != "strip":
-        rejected = validated.path(REJECTED), formatted.path(REJECTED)
-    call = partial(
-        check_prompts,
-        *_paths(work),
-        rejected,
-        work.recipe,
-        work.parameters.date,
-        work.workspace.tokenizers,
-    )
-    found: dict[str, object] = run_template(call, work.recipe, work.job.size)
-    return {"source": validated.facts.origin.source, **found}
-
-
-def _quality(work: Work[AuditParameters]) -> dict[str, object]:
-    table = read_table(work.input(VALIDATE).path("validated.arrow"))
-    count_quality = function_of_addon("count_quality")
-    found: dict[str, object] = count_quality(table, languages=bool(work.parameters.languages))
-    return found
-
-
-def _packs(work: Work[AuditParameters]) -> dict[str, int]:
-    table = read_table(work.input(GATHER).path("packs.arrow"))
-    pipeline = read_pipeline(work.load_tokenizer().backend)
-    batches = table.to_batches(_BATCH_PACKS)
-    return audit_packs(batches, pipeline.is_control, blank_tokens(pipeline))
-
-
-def _records(work: Work[AuditParameters]) -> dict[str, object]:
-    packed = work.input(PACK)
-
-    def read(columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        return read_records(packed, work.workspace, columns=columns)
-
-    found = audit_records(read, packed.facts.rows_in)
-    policy = work.recipe.dedup.near
-    if policy != "ignore":
-        assert packed.facts.dedup is not None
-        near = packed.facts.dedup.near
-        found["near_duplicates"] = near.rows - near.dropped
-        if policy != "keep":
-            found["both_sides"] += near.on_both_sides
-    return found
-
-
-def _check(work: Work[AuditParameters]) -> dict[str, object]:
-    assert work.parameters.check is not None
-    plugin = find_plugin("checks", work.parameters.check)
-    return run_check(plugin, read_table(work.input(VALIDATE).path("validated.arrow")))
-
-
-_KINDS: dict[Of, Callable[[Work[AuditParameters]], dict[str, Any]]] = {
-    "shard": _shard,
-    "inference": _inference,
-    "quality": _quality,
-    "packs": _packs,
-    "records": _records,
-    "check": _check,
-}
+    if REJECTED not in formatted.files:
+        return None
+    return validated.path(REJECTED), formatted.path(REJECTED)
 
 
 AUDIT = Step(
@@ -256,7 +225,7 @@ def combine_audits(work: Work[Any]) -> dict[str, object]:
     Returns:
         Plain JSON: `dataset` and `sources` (counts), `packs`, `worst` (rows by finding).
     """
-    found: dict[Of, list[dict[str, Any]]] = {of: [] for of in _KINDS}
+    found: dict[Of, list[dict[str, Any]]] = {of: [] for of in get_args(Of)}
     for receipt in work.inputs(AUDIT):
         found[receipt.facts.of].append(receipt.facts.found)
     shards = zip(work.inputs(VALIDATE), work.inputs(TOKENIZE), found["shard"], strict=True)

@@ -5,9 +5,7 @@ records and quarantine files are read from the input shards. With one job per fi
 version are written in parallel, and a file that is already in the cache is not written again.
 
 The same packs give the same bytes: files and row groups end at row numbers computed from totals,
-never where a batch happened to end. Parquet of packs is zstd-1 without dictionaries (token ids
-repeat too little: 2.56 bytes per token with labels instead of 2.63 with pyarrow's defaults, at
-twice the speed). All Parquet has page checksums, because readers would not notice a flipped bit.
+never where a batch happened to end.
 
 Exports (files for other trainers) are made from the written data files, not from the packs, so they
 have the same bytes that `packhouse export` writes.
@@ -32,34 +30,35 @@ from packhouse.registry import function_of_addon
 from packhouse.run.cache import Receipt
 from packhouse.run.step import AnyJob, Job, Step, Work
 from packhouse.run.steps.format import FORMAT
-from packhouse.run.steps.gather import GATHER, PackRange
+from packhouse.run.steps.gather import GATHER, RECORDS, PackRange, read_placed
 from packhouse.run.steps.pack import (
     PACK,
-    RECORDS,
     PackFacts,
     PackParameters,
     PlannedSide,
     Side,
-    read_placed,
 )
 from packhouse.run.steps.tokenize import TOKENIZE
-from packhouse.run.steps.validate import VALIDATE, may_drop
+from packhouse.run.steps.validate import QUARANTINE, VALIDATE, may_drop
 from packhouse.store.manifest import FileKind
 from packhouse.store.publish import LocalFile
 from packhouse.system.fingerprint import digest
 from packhouse.system.progress import advance
 
+# Publish settings that affect file contents; the others affect only where files go.
 FILE_SETTINGS = ("file_format", "layout", "max_file_mb", "position_ids")
-"""Publish settings that affect file contents; the others affect only where files go."""
 
+# Name used in keys for an export format whose bytes have changed since its first version.
 _FORMAT_KEYS = {"megatron": "megatron.2", "msgpack": "msgpack.2"}
-"""Name used in keys for an export format whose bytes have changed since its first version."""
 
 _TOKENS_PER_GROUP = 2**21
 _BYTES_PER_TOKEN = {"labels": 8, "compact": 4}
-_RECORDS_PER_FILE = 2**23  # at 64 bytes per record, writing a file reads 512 MiB
-_ROWS_PER_GROUP = 2**20  # row group of records; pyarrow's default
-_BAD_ROWS_PER_GROUP = 2**14  # small, because a bad row has up to 64 KiB of raw bytes
+# At 64 bytes per record, writing a file reads 512 MiB.
+_RECORDS_PER_FILE = 2**23
+# Row group of records; pyarrow's default.
+_ROWS_PER_GROUP = 2**20
+# Small, because a bad row has up to 64 KiB of raw bytes.
+_BAD_ROWS_PER_GROUP = 2**14
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,10 +75,6 @@ class FileCut:
     """Packs per row group."""
     source: str | None = None
     """Source of all rows, if eval is published by source."""
-
-    def to_json(self) -> dict[str, object]:
-        """Return it as plain JSON, leaving out `source` if it is None."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,7 +96,7 @@ class DataParameters:
         settings = set(FILE_SETTINGS) - {"max_file_mb"}
         key = {
             "of": "data",
-            "cut": self.cut.to_json(),
+            "cut": {name: value for name, value in asdict(self.cut).items() if value is not None},
             "publish": self.publish.model_dump(mode="json", include=settings),
             "with_label": self.with_label,
             "with_weights": self.with_weights,
@@ -143,11 +138,14 @@ class RecordsParameters:
         return {"of": "records", "number": self.number, "rows": rows}
 
 
+LeftOut = Literal["quarantine", "dropped"]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LeftOutParameters:
     """Parameters of the quarantine file, or of the file of rows dropped before they are records."""
 
-    of: Literal["quarantine", "dropped"]
+    of: LeftOut
     shards: str
     """Digest of the keys of all tokenized shards (quarantine) or validated shards (dropped)."""
 
@@ -205,20 +203,15 @@ def jobs(
     """
     if recipe.publish.exports:
         function_of_addon("check_published_exports")(recipe.publish.exports, packed)
-    data = [job for side in gathered for job in _data_jobs(recipe, side, packed, gathered[side])]
-    files: list[Job[FilesParameters]] = [*data]
-    files += [
-        FILES.job(
-            ExportParameters(
-                format=export.format,
-                by_source=recipe.split.eval_by_source,
-                shards=export.shards,
-            ),
-            inputs=[job.ref for job in data],
-            label=f"export {export.format}",
+    files: list[Job[FilesParameters]] = []
+    for side, gather_jobs in gathered.items():
+        files += _data_jobs(recipe, side, packed.sides[side], gather_jobs)
+    data = [job.ref for job in files]
+    for export in recipe.publish.exports:
+        parameters = ExportParameters(
+            format=export.format, by_source=recipe.split.eval_by_source, shards=export.shards
         )
-        for export in recipe.publish.exports
-    ]
+        files.append(FILES.job(parameters, inputs=data, label=f"export {export.format}"))
     for number, first in enumerate(range(0, packed.rows_in, _RECORDS_PER_FILE)):
         last = min(first + _RECORDS_PER_FILE, packed.rows_in)
         files.append(
@@ -237,7 +230,7 @@ def jobs(
 
 
 def _left_out(
-    of: Literal["quarantine", "dropped"], decide: Sequence[AnyJob], reads: Sequence[AnyJob]
+    of: LeftOut, decide: Sequence[AnyJob], reads: Sequence[AnyJob]
 ) -> Job[FilesParameters]:
     parameters = LeftOutParameters(of=of, shards=digest([job.key for job in decide]))
     refs = [job.ref for job in reads]
@@ -245,28 +238,42 @@ def _left_out(
 
 
 def _data_jobs(
-    recipe: Recipe, side: Side, packed: PackFacts, gathered: Sequence[Job[PackRange]]
+    recipe: Recipe, side: Side, planned: PlannedSide, gathered: Sequence[Job[PackRange]]
 ) -> Iterator[Job[FilesParameters]]:
-    planned = packed.sides[side]
+    """Yield the jobs of the data files of a side, numbered consecutively."""
     publish = recipe.publish
     # With strategy `none` a row is one record, for padding collators, which expect no position_ids.
     if recipe.pack.strategy == "none":
         publish = publish.model_copy(update={"position_ids": False})
-    for cut in _cuts(side, planned, publish):
-        parameters = DataParameters(
-            cut=cut,
-            publish=publish,
-            with_label=planned.with_label,
-            with_weights=planned.with_weights,
-            of_preferences=recipe.preferences is not None,
-        )
-        packs = [(job.parameters.first, job.parameters.last, job.ref) for job in gathered]
-        yield FILES.job(
-            parameters,
-            inputs=[ref for first, last, ref in packs if first < cut.last and cut.first < last],
-            label=f"{side} file {cut.number}",
-            size=4 * planned.num_tokens * (cut.last - cut.first) // planned.num_packs,
-        )
+    # No file mixes two sources if eval is published by source. Source a has 10 packs, b has 4,
+    # files hold 3: a is in files 0 to 3 (packs [0, 3) to [9, 10)), b in files 4 and 5 (packs
+    # [10, 13) and [13, 14)).
+    whole = {"packs": planned.num_packs, "tokens": planned.num_tokens}
+    first = number = 0
+    for source, own in planned.by_source.items() or [(None, whole)]:
+        for part in cut_files(side, own["packs"], own["tokens"], publish):
+            cut = replace(
+                part,
+                number=number,
+                first=first + part.first,
+                last=first + part.last,
+                source=source,
+            )
+            packs = [(job.parameters.first, job.parameters.last, job.ref) for job in gathered]
+            yield FILES.job(
+                DataParameters(
+                    cut=cut,
+                    publish=publish,
+                    with_label=planned.with_label,
+                    with_weights=planned.with_weights,
+                    of_preferences=recipe.preferences is not None,
+                ),
+                inputs=[ref for low, high, ref in packs if low < cut.last and cut.first < high],
+                label=f"{side} file {number}",
+                size=4 * planned.num_tokens * (cut.last - cut.first) // planned.num_packs,
+            )
+            number += 1
+        first += own["packs"]
 
 
 def cut_files(split: str, num_packs: int, num_tokens: int, config: PublishConfig) -> list[FileCut]:
@@ -294,21 +301,6 @@ def cut_files(split: str, num_packs: int, num_tokens: int, config: PublishConfig
         )
         for number, first in enumerate(range(0, num_packs, rows_per_file))
     ]
-
-
-def _cuts(side: Side, planned: PlannedSide, publish: PublishConfig) -> Iterator[FileCut]:
-    """Yield the files of a side, numbered consecutively; by source, no file mixes two sources."""
-    # Source a has 10 packs, b has 4, files hold 3: a is in files 0 to 3 (packs [0, 3) to [9, 10)),
-    # b in files 4 and 5 (packs [10, 13) and [13, 14)).
-    parts: list[tuple[str | None, Mapping[str, int]]] = [*planned.by_source.items()]
-    whole = {"packs": planned.num_packs, "tokens": planned.num_tokens}
-    first = number = 0
-    for source, own in parts or [(None, whole)]:
-        for cut in cut_files(side, own["packs"], own["tokens"], publish):
-            first_pack, last = first + cut.first, first + cut.last
-            yield replace(cut, number=number, first=first_pack, last=last, source=source)
-            number += 1
-        first += own["packs"]
 
 
 def local_files(receipts: Iterable[Receipt[FilesFacts]]) -> list[LocalFile]:
@@ -341,31 +333,41 @@ def export_key(export: ExportConfig) -> object:
 
 
 def compute(work: Work[FilesParameters], folder: Path) -> FilesFacts:
-    """Write the file of the job, or all files of one export format."""
+    """Write the file of the job, or all files of one export format.
+
+    A records file has one row per record with its raw row, outcome and place in the packs. The
+    quarantine file has the raw bytes of the bad rows; it is not written if there are none.
+    """
     match work.parameters:
-        case DataParameters() as parameters:
-            return _write_data(work, parameters, folder)
+        case DataParameters(cut=cut) as parameters:
+            parts = []
+            for receipt in work.inputs(GATHER):
+                packs = receipt.facts.packs
+                low, high = max(cut.first, packs.first), min(cut.last, packs.last)
+                table = read_table(receipt.path("packs.arrow"))
+                parts.append(table.slice(low - packs.first, high - low))
+            return write_data_file(pa.concat_tables(parts), parameters, folder)
         case ExportParameters() as parameters:
-            written: FilesFacts = function_of_addon("write_published_export")(
-                work, parameters, folder
-            )
+            export = function_of_addon("write_published_export")
+            written: FilesFacts = export(work, parameters, folder)
             return written
-        case RecordsParameters() as parameters:
-            return _write_records(work, parameters, folder)
+        case RecordsParameters(number=number, first=first, last=last):
+            name, rows = f"records-{number:05d}.parquet", last - first
+            batches = read_placed(work.input(PACK), work.workspace, (first, last), _ROWS_PER_GROUP)
+            _write_parquet(folder / name, RECORDS, batches)
+            return FilesFacts(files=(WrittenFile(name=name, kind="records", rows=rows),))
         case LeftOutParameters(of=of):
-            return _write_left_out(work, of, folder)
-
-
-def _write_data(
-    work: Work[FilesParameters], parameters: DataParameters, folder: Path
-) -> FilesFacts:
-    cut, parts = parameters.cut, []
-    for receipt in work.inputs(GATHER):
-        packs = receipt.facts.packs
-        low, high = max(cut.first, packs.first), min(cut.last, packs.last)
-        table = read_table(receipt.path("packs.arrow"))
-        parts.append(table.slice(low - packs.first, high - low))
-    return write_data_file(pa.concat_tables(parts), parameters, folder)
+            receipts = [*work.inputs(VALIDATE), *work.inputs(FORMAT), *work.inputs(TOKENIZE)]
+            name = QUARANTINE if of == "quarantine" else "dropped.arrow"
+            parts = [read_table(each.path(name)) for each in receipts if name in each.files]
+            if not parts:
+                return FilesFacts(files=())
+            table, path = pa.concat_tables(parts), folder / f"{of}.parquet"
+            size = _BAD_ROWS_PER_GROUP if of == "quarantine" else _ROWS_PER_GROUP
+            starts = range(0, table.num_rows, size)
+            groups = (table.slice(start, size).combine_chunks() for start in starts)
+            _write_parquet(path, table.schema, (group.to_batches()[0] for group in groups))
+            return FilesFacts(files=(WrittenFile(name=path.name, kind=of, rows=table.num_rows),))
 
 
 def write_data_file(rows: pa.Table, parameters: DataParameters, folder: Path) -> FilesFacts:
@@ -399,6 +401,8 @@ def write_data_file(rows: pa.Table, parameters: DataParameters, folder: Path) ->
     path = folder / f"{cut.split}-{cut.number:05d}.{config.file_format}"
     match config.file_format:
         case "parquet":
+            # Token ids repeat too little for dictionaries: 2.56 bytes per token with labels instead
+            # of 2.63 with pyarrow's defaults, at twice the speed.
             _write_parquet(path, schema, groups(), use_dictionary=False, write_statistics=False)
         case "arrow":
             write_batches(path, schema, groups())
@@ -441,42 +445,11 @@ def _flat(column: pa.Array) -> Iterator[bytes]:
         yield column.to_numpy(zero_copy_only=False).data
 
 
-def _write_records(
-    work: Work[FilesParameters], parameters: RecordsParameters, folder: Path
-) -> FilesFacts:
-    """Write lineage: one row per record with its raw row, outcome and place in the packs."""
-    packed, rows = work.input(PACK), (parameters.first, parameters.last)
-    name = f"records-{parameters.number:05d}.parquet"
-    batches = read_placed(packed, work.workspace, rows, _ROWS_PER_GROUP)
-    _write_parquet(folder / name, RECORDS, batches)
-    return FilesFacts(
-        files=(WrittenFile(name=name, kind="records", rows=parameters.last - parameters.first),)
-    )
-
-
-def _write_left_out(
-    work: Work[FilesParameters], of: Literal["quarantine", "dropped"], folder: Path
-) -> FilesFacts:
-    """Write quarantined rows with their raw bytes, or dropped rows; no file if there are none."""
-    receipts = [*work.inputs(VALIDATE), *work.inputs(FORMAT), *work.inputs(TOKENIZE)]
-    name, rows_per_group = {
-        "quarantine": ("quarantined.arrow", _BAD_ROWS_PER_GROUP),
-        "dropped": ("dropped.arrow", _ROWS_PER_GROUP),
-    }[of]
-    parts = [read_table(receipt.path(name)) for receipt in receipts if name in receipt.files]
-    if not parts:
-        return FilesFacts(files=())
-    table, path = pa.concat_tables(parts), folder / f"{of}.parquet"
-    starts = range(0, table.num_rows, rows_per_group)
-    groups = (table.slice(start, rows_per_group).combine_chunks() for start in starts)
-    _write_parquet(path, table.schema, (group.to_batches()[0] for group in groups))
-    return FilesFacts(files=(WrittenFile(name=path.name, kind=of, rows=table.num_rows),))
-
-
 def _write_parquet(
     path: Path, schema: pa.Schema, groups: Iterable[pa.RecordBatch], **options: Any
 ) -> None:
     """Write one row group per batch, so that the bytes do not depend on shard boundaries."""
+    # Without page checksums, readers would not notice a flipped bit.
     with pq.ParquetWriter(
         path, schema, compression="zstd", compression_level=1, write_page_checksum=True, **options
     ) as writer:

@@ -16,14 +16,14 @@ from typing import Any
 import pyarrow as pa
 
 from packhouse import render, tokenize
-from packhouse.errors import ConfigError, ContractError
+from packhouse.errors import ConfigError
 from packhouse.pack import dedup
 from packhouse.read import SourceShard
 from packhouse.read.files import source_name
 from packhouse.recipe import DedupConfig, FormatConfig, Recipe, TokenizeConfig
 from packhouse.recipe.settings import TEMPLATES, is_chat, is_renderer
 from packhouse.records.identity import num_rows, rewrites
-from packhouse.records.messages import FlatMessages
+from packhouse.records.messages import FlatMessages, num_bytes
 from packhouse.records.pairs import REJECTED, both_sides
 from packhouse.records.render_counts import SplitText, total
 from packhouse.records.tables import read_table, write_table
@@ -103,13 +103,19 @@ def job(
     benchmarks: Mapping[str, object],
 ) -> Job[FormatParameters]:
     """Return the job that renders a validated shard; `tokenizer` is a fingerprint."""
-    parameters = validated.parameters
+    parameters, template = validated.parameters, recipe.format.template
+    folder = tokenizer_folder(recipe.tokenizer)
+    is_file = template.endswith((".jinja", ".j2"))
+    names = [Path(template)] if is_file else [folder / "chat_template.jinja"]
+    if template == "chat":
+        names.append(folder / "tokenizer_config.json")
+    prints_date = any(name.is_file() and b"strftime_now" in name.read_bytes() for name in names)
     return FORMAT.job(
         FormatParameters(
             shard=parameters.shard,
             format=recipe.format,
-            template=_template_identity(recipe.format.template),
-            date=_date_of(recipe),
+            template=_template_identity(template),
+            date=pinned_date().date().isoformat() if prints_date else None,
             label_names=parameters.source.label_names,
             tokenizer=tokenizer,
             seq_len=recipe.pack.seq_len if cuts_windows(recipe) else None,
@@ -121,18 +127,6 @@ def job(
         label=validated.label,
         size=validated.size,
     )
-
-
-def _date_of(recipe: Recipe) -> str | None:
-    template = recipe.format.template
-    folder = tokenizer_folder(recipe.tokenizer)
-    is_file = template.endswith((".jinja", ".j2"))
-    names = [Path(template)] if is_file else [folder / "chat_template.jinja"]
-    if template == "chat":
-        names.append(folder / "tokenizer_config.json")
-    if any(name.is_file() and b"strftime_now" in name.read_bytes() for name in names):
-        return pinned_date().date().isoformat()
-    return None
 
 
 def _template_identity(template: str) -> str:
@@ -170,10 +164,11 @@ def check_reasoning(recipe: Recipe, done: Iterable[AnyReceipt], tokenizers: Path
     for receipt in done:
         path = receipt.path("validated.arrow")
         messages = FlatMessages.of(read_table(path)["messages"])
-        is_written = (messages.num_bytes("reasoning") > 0) & (
+        is_written = (num_bytes(messages["reasoning"]) > 0) & (
             messages.decide_weights(recipe.format) > 0
         )
-        if is_written.any():  # this depends on the template, so checking one row is enough
+        # Whether a template writes it does not depend on the row, so checking one is enough.
+        if is_written.any():
             row = int(messages.rows[is_written.argmax()])
             run_template(partial(render_row, path, row, recipe, tokenizers), recipe)
             return
@@ -192,7 +187,8 @@ def compute(work: Work[FormatParameters], folder: Path) -> ShardCounts:
     validated = work.input(VALIDATE)
     path = validated.path("validated.arrow")
     rows_in = validated.facts.rows_out
-    if parameters.shard.row_format == "tokenized":  # the rows came with ids, so no template is used
+    # The rows came with ids, so no template is used.
+    if parameters.shard.row_format == "tokenized":
         write_table(folder / "formatted.arrow", text_of_given(read_table(path)))
         return ShardCounts(rows_in=rows_in, rows_out=rows_in, notes={})
     tokenizers = work.workspace.tokenizers
@@ -205,20 +201,16 @@ def compute(work: Work[FormatParameters], folder: Path) -> ShardCounts:
             "was discarded. Run again."
         )
     formatted = read_table(folder / "formatted.arrow")
-    rows_out, added, dropped = formatted.num_rows, Counter(reply["added"]), dict[str, int]()
+    added, dropped = Counter(reply["added"]), dict[str, int]()
     if left_out := reply["notes"].get("answers_too_long", 0):
         added["turns"] += left_out
         dropped["over_seq_len"] = left_out
-    bad = take_refused(folder, parameters.shard, recipe.validate_, [validated])
-    put_out = rows_out + sum(bad["quarantined"].values()) + sum(dropped.values())
-    if put_out != rows_in + added.total():
-        raise ContractError(f"format received {rows_in:,} rows but returned {put_out:,}")
     return ShardCounts(
         rows_in=rows_in,
-        rows_out=rows_out,
+        rows_out=formatted.num_rows,
         added=dict(added),
         dropped=dropped,
-        **bad,
+        **take_refused(folder, parameters.shard, recipe.validate_, [validated]),
         notes=dict(sorted(reply["notes"].items())),
         stop_tokens=reply["stop_tokens"],
         rows_rendered=num_rows(formatted),
@@ -338,7 +330,8 @@ def fingerprint_job(
 def _describe(work: Work[FingerprintParameters], folder: Path) -> FingerprintFacts:
     """Write `fingerprints.arrow`, one row per conversation or pair."""
     rows = conversations(work.input(VALIDATE), work.input(FORMAT), whole_pairs=True)
-    sources = rows["source"].unique().to_pylist()  # one; its settings are in validate's key
+    # A shard has one source; its settings are in validate's key.
+    sources = rows["source"].unique().to_pylist()
     names = {source_name(source): source.label_names for source in work.recipe.sources}
     label_names = names.get(sources[0].partition("/")[0]) if sources else None
     table = dedup.fingerprint_table(rows, work.parameters.dedup, label_names)

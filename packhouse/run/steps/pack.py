@@ -1,25 +1,28 @@
-"""pack: plan which tokens of which record go into which training row, for each side separately.
+"""pack: select records, decide the split of each, and plan which tokens go into which pack.
 
-The plan uses lengths only and covers all shards at once, because planning groups of shards
-separately would leave more packs half empty. No tokens are read here;
-`packhouse.run.steps.gather` collects them later, one output shard at a time. The order depends on
-(file, row) and the seed, never on shard boundaries. `selection.py` decides which records are
-packed.
+1. Mix: a source's `weight` and `max_records` decide how often each row is trained.
+2. Deduplicate, by the fingerprints made with the format step. Sources are mixed first, so that a
+   row that is sampled out cannot displace an equal row elsewhere.
+3. Split: a record goes to eval by the hash of its group, or because its source is for eval only. A
+   group is never divided: if a source is for eval only, records of other sources with the same
+   prompt go to eval too, because otherwise the model would be evaluated on an answer that it was
+   trained on.
+4. Plan the packs of each split from lengths alone, over all shards at once: planning groups of
+   shards separately would leave more packs half empty. The order depends on (file, row) and the
+   seed, never on shard boundaries.
 
-A record's side is a pure function of its group key, so no pack can mix the sides, and the split
-step only verifies it. Memory: about 30 bytes per record while packs are planned
-(docs/performance.md).
-
-The step writes 14 bytes per record: its shard, its split and its place in the packs. Ids and keys
-stay in the shards, and `read_records` joins both one block of rows at a time. So reading the
-lineage of any number of records takes the memory of one block, plus 12 bytes for each record of a
-published file, whose places come from the plan.
+No tokens are read here. `gather.py` collects them later, one output shard at a time. Records are
+numbered across all shards: `bounds` holds the number of each shard's first record, and at its end
+the number of all records. The step writes 14 bytes per record: its shard, its split and its place
+in the packs. Memory: about 30 bytes per record while packs are planned (docs/performance.md).
 """
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from hashlib import sha256
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,30 +32,22 @@ import pyarrow.compute as pc
 
 from packhouse import pack
 from packhouse.pack import dedup, splitting
-from packhouse.pack.dedup import DedupFacts
+from packhouse.pack.dedup import DedupFacts, deduplicate, facts_of
 from packhouse.pack.gather import GatherTally, PackStatistics
-from packhouse.pack.overlength import REASONS, apply_over_length, join_admitted
+from packhouse.pack.overlength import REASONS, Admitted, apply_over_length, join_admitted
 from packhouse.pack.plan import STRATEGIES, IndexArray, PackPlan, join_plans, plan_packs
+from packhouse.pack.splitting import goes_to_eval, join_equal, mixed_keys
 from packhouse.read.files import source_name
-from packhouse.recipe import MIXING, DedupConfig, PackConfig, Recipe, SplitConfig
+from packhouse.recipe import MIXING, DedupConfig, PackConfig, Recipe, SourceConfig, SplitConfig
 from packhouse.recipe.audit import OnMatch
+from packhouse.records.identity import number_all_rows, number_rows
 from packhouse.records.ledger import RowCounts
-from packhouse.records.lists import flat_weights, one_chunk, read_ranges
+from packhouse.records.lists import flat_list, one_chunk
 from packhouse.records.tables import TOKENIZED, read_table, write_batches, write_table
 from packhouse.registry import function_of_addon
-from packhouse.run.cache import Receipt, Workspace
 from packhouse.run.step import Job, Step, Work, execute
-from packhouse.run.steps.format import FORMAT, FormatParameters, fingerprint_job
-from packhouse.run.steps.selection import (
-    MappedTables,
-    Selection,
-    SplitCounts,
-    column_of,
-    is_for_eval,
-    select,
-    split_counts,
-)
-from packhouse.run.steps.tokenize import TOKENIZE, TokenizeFacts, TokenizeParameters
+from packhouse.run.steps.format import FORMAT, FormatParameters, conversations, fingerprint_job
+from packhouse.run.steps.tokenize import TOKENIZE, TokenizeParameters
 from packhouse.run.steps.validate import VALIDATE, ValidateParameters
 from packhouse.system.arrays import Bools, Int32s, Int64s
 from packhouse.system.plugins import plugin_key
@@ -78,202 +73,6 @@ OUTCOMES = pa.schema(
     ]
 )
 
-# Lineage, one row per record: its raw row, its side and its outcome.
-LINEAGE = pa.schema(
-    [
-        *(TOKENIZED.field(name) for name in ("record_id", "source", "row", "group_key")),
-        *OUTCOMES,
-    ]
-)
-
-# Lineage as published, with the place of the record's first copy in the packs (null if it is in
-# none), so that most queries on a version read no packs.
-RECORDS = pa.schema(
-    [
-        *LINEAGE,
-        pa.field("num_trained", pa.int32()),  # trained tokens of this copy
-        pa.field("total_weight", pa.float64()),  # sum of the loss weights of these tokens
-        TOKENIZED.field("label"),
-        pa.field("pack", pa.int64()),  # number of the pack in its split
-        pa.field("position", pa.int32()),  # place of its first token in the pack
-    ]
-)
-_TRAINED = ["trained_ranges", "range_weights", "label"]
-
-
-class ShardIndex:
-    """Index of the shards that hold the records of a pack step."""
-
-    def __init__(self, packed: Receipt[RowCounts], workspace: Workspace) -> None:
-        table = read_table(packed.path("places.arrow"))
-        self.keys = table["key"]
-        self.bounds = np.append(table["first"].to_numpy(), packed.facts.rows_in)
-        """Number of each shard's first record, then the number of all records."""
-        self._workspace = workspace
-
-    def shard(self, number: int) -> pa.Table:
-        """Map the tokenized records of a shard."""
-        receipt = TOKENIZE.peek(self.keys[number].as_py(), self._workspace)
-        assert receipt is not None, f"pack ran before tokenize {self.keys[number]}"
-        return read_table(receipt.path("tokenized.arrow"))
-
-    def between(self, first: int, last: int) -> Iterator[tuple[pa.Table, int, int]]:
-        """Yield each shard that holds records in [first, last), with the range of its rows."""
-        # Bounds [0 500 900], records [450, 600): rows [450, 500) of shard 0, [0, 100) of shard 1.
-        low = int(np.searchsorted(self.bounds, first, side="right")) - 1
-        for number in range(max(low, 0), len(self.keys)):
-            start, end = self.bounds[number : number + 2].tolist()
-            if start >= last:
-                return
-            if end > start:
-                yield self.shard(number), max(first - start, 0), min(last, end) - start
-
-
-def read_records(
-    packed: Receipt[RowCounts],
-    workspace: Workspace,
-    rows: tuple[int, int] | None = None,
-    block: int = 2**18,
-    columns: Sequence[str] = tuple(LINEAGE.names),
-) -> Iterator[pa.RecordBatch]:
-    """Yield lineage, schema `LINEAGE`, in batches of `block` rows, independent of shard sizes.
-
-    Args:
-        packed: receipt of the pack step.
-        workspace: workspace with its shards.
-        rows: records [first, last); all by default.
-        block: rows per batch; the last batch may be smaller.
-        columns: columns to read, in the order of the schema.
-    """
-    schema = pa.schema([LINEAGE.field(name) for name in columns])
-    index = ShardIndex(packed, workspace)
-    sources = pa.array(json.loads(packed.path("sources.json").read_bytes()), pa.string())
-    outcomes = read_table(packed.path("outcomes.arrow"))
-    first, last = rows or (0, packed.facts.rows_in)
-    for start in range(first, last, block):
-        end = min(start + block, last)
-        read = dict(zip(OUTCOMES.names, outcomes.slice(start, end - start).columns, strict=True))
-        if not set(columns) <= set(read):
-            parts = [
-                _named(shard.slice(low, high - low), sources, columns)
-                for shard, low, high in index.between(start, end)
-            ]
-            named = pa.concat_tables(parts)
-            read.update(zip(named.column_names, named.columns, strict=True))
-        arrays = [one_chunk(read[name]) for name in columns]
-        yield pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
-def _named(shard: pa.Table, sources: pa.Array, columns: Sequence[str]) -> pa.Table:
-    """Return the wanted columns that the shard has, with one `source` dictionary for all shards."""
-    named = {name: shard[name] for name in columns if name in shard.column_names}
-    named.pop("num_tokens", None)  # the length before any cut; outcomes have the packed length
-    if "source" in named:
-        indices = pc.index_in(named["source"].cast(pa.string()), sources).combine_chunks()
-        named["source"] = pa.DictionaryArray.from_arrays(indices, sources)
-    return pa.table(named, schema=pa.schema([LINEAGE.field(name) for name in named]))
-
-
-def read_placed(
-    packed: "Receipt[PackFacts]", workspace: Workspace, rows: tuple[int, int], block: int
-) -> Iterator[pa.RecordBatch]:
-    """Yield the records [first, last) as published, schema `RECORDS`, `block` rows at a time."""
-    index, places = ShardIndex(packed, workspace), _Places(packed, rows)
-    start = rows[0]
-    for batch in read_records(packed, workspace, rows, block):
-        stop = start + batch.num_rows
-        parts = [
-            shard.select(_TRAINED).slice(low, high - low)
-            for shard, low, high in index.between(start, stop)
-        ]
-        made = places.columns(start - rows[0], pa.concat_tables(parts), batch)
-        yield pa.RecordBatch.from_arrays([*batch.columns, *made], schema=RECORDS)
-        start = stop
-
-
-class _Places:
-    """Place of the first copy of each of the records [first, last), from the plan of the packs."""
-
-    def __init__(self, packed: "Receipt[PackFacts]", rows: tuple[int, int]) -> None:
-        self._first, self._last = rows
-        self.pack = np.full(self._last - self._first, -1, np.int64)
-        self.position = np.zeros(len(self.pack), np.int32)
-        self._cuts: list[Int64s] = []
-        for side in packed.facts.sides:
-            offsets = read_table(packed.path(f"{side}-offsets.arrow"))["offset"].to_numpy()
-            sequences = read_table(packed.path(f"{side}-sequences.arrow"))
-            self._add(offsets, sequences)
-        # First tokens of the later pieces of records that `concat` cut, as record << 32 | token.
-        # They do not count as trained: no earlier token in their pack predicts them.
-        self.cuts = np.unique(np.concatenate([np.zeros(0, np.int64), *self._cuts]))
-
-    def _add(self, offsets: Int64s, sequences: pa.Table) -> None:
-        number = tokens = 0  # sequences and tokens before the batch
-        pack_start = 0  # tokens before the pack that continues into the batch
-        is_first = np.zeros(1, np.bool_)  # whether the last head so far is of a first copy
-        head_record = np.full(1, -1, np.int64)
-        for batch in sequences.to_batches():
-            record, start, end = (column.to_numpy() for column in batch.columns)
-            # Pack offsets [0 2 3], pieces of 3, 2 and 4 tokens: packs 0 0 1, positions 0 3 0.
-            pack = np.searchsorted(offsets, np.arange(number, number + len(record)), "right") - 1
-            before = tokens + np.concatenate([[0], np.cumsum(end - start, dtype=np.int64)])
-            begins = offsets[pack] - number
-            pack_starts = np.where(begins >= 0, before[np.maximum(begins, 0)], pack_start)
-            own = (record >= self._first) & (record < self._last)
-            heads = np.flatnonzero(start == 0)
-            chosen = heads[own[heads]]
-            _, at = np.unique(record[chosen], return_index=True)
-            chosen = chosen[at]
-            chosen = chosen[self.pack[record[chosen] - self._first] < 0]
-            self.pack[record[chosen] - self._first] = pack[chosen]
-            self.position[record[chosen] - self._first] = (before[:-1] - pack_starts)[chosen]
-            # A head is a piece that starts at token 0; the pieces after it belong to its copy.
-            # Packs may have been reordered, so a piece may also follow a head of another record.
-            firsts = np.zeros(len(record), np.bool_)
-            firsts[chosen] = True
-            is_first = np.concatenate([is_first[-1:], firsts[heads]])
-            head_record = np.concatenate([head_record[-1:], record[heads]])
-            head = np.searchsorted(heads, np.arange(len(record)), "right")
-            goes_on = own & (start > 0) & (is_first[head] | (head_record[head] != record))
-            cuts = (record[goes_on] - self._first) << 32 | start[goes_on]
-            self._cuts.append(cuts.astype(np.int64))
-            number, tokens, pack_start = number + len(record), before[-1], pack_starts[-1]
-
-    def columns(self, start: int, shards: pa.Table, lineage: pa.RecordBatch) -> list[pa.Array]:
-        """Return the columns that `RECORDS` adds to a batch of lineage.
-
-        Args:
-            start: first row of the batch, counted from the first of these records.
-            shards: columns `_TRAINED` of the batch's records.
-            lineage: the batch.
-        """
-        rows = slice(start, start + lineage.num_rows)
-        is_missing = self.pack[rows] < 0
-        ranges = read_ranges(shards["trained_ranges"])
-        weights = flat_weights(shards["range_weights"], ranges.counts())
-        weights = np.ones(len(ranges.starts), np.float32) if weights is None else weights
-        row = ranges.row_of_each()
-        # 8 packed tokens, ranges [0, 3) and [6, 9): tokens 1, 2, 6 and 7 are trained. Token 0 never
-        # is, because no token before it in its sequence predicts it.
-        ends = np.minimum(ranges.ends, lineage["num_tokens"].to_numpy()[row])
-        sizes = np.maximum(ends - np.maximum(ranges.starts, 1), 0)
-        num_trained = np.bincount(row, sizes, lineage.num_rows).astype(np.int32)
-        total = np.bincount(row, sizes * weights.astype(np.float64), lineage.num_rows)
-        low, high = np.searchsorted(self.cuts, [start << 32, rows.stop << 32])
-        cut_row, token = (self.cuts[low:high] >> 32) - start, self.cuts[low:high] & (2**32 - 1)
-        at = np.searchsorted(row << 32 | ranges.starts, cut_row << 32 | token, "right") - 1
-        is_trained = (at >= 0) & (row[at] == cut_row) & (token < ends[at]) if len(row) else at >= 0
-        np.subtract.at(num_trained, cut_row[is_trained], 1)
-        np.subtract.at(total, cut_row[is_trained], weights[at[is_trained]])
-        return [
-            pa.array(num_trained, mask=is_missing),
-            pa.array(np.round(total, 4), mask=is_missing),
-            one_chunk(shards["label"]),
-            pa.array(self.pack[rows], mask=is_missing),
-            pa.array(self.position[rows], mask=is_missing),
-        ]
-
-
 Side = Literal["train", "eval"]
 SIDES: tuple[Side, ...] = ("train", "eval")
 
@@ -288,8 +87,9 @@ SEQUENCES = pa.schema(
 )
 OFFSETS = pa.schema([pa.field("offset", pa.int64(), nullable=False)])
 
-_CONTAMINATED = REASONS.index("contaminated")
-_BLOCK = 2**20  # sequences per written batch
+_KEPT, _CONTAMINATED = REASONS.index("kept"), REASONS.index("contaminated")
+# Sequences or records per written batch.
+_BLOCK = 2**20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -339,12 +139,24 @@ class PlannedSide:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SplitCounts:
+    """Rows requested for eval and rows in eval; a row counts once however many records it has."""
+
+    rows: int
+    """Rows in train and eval together."""
+    eval: int
+    asked: int
+    joined: int
+    """Rows whose group was merged with another one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class PackFacts(RowCounts):
     """The plan of all packs."""
 
     sides: Mapping[Side, PlannedSide]
     sources: Mapping[str, Mapping[str, int]]
-    """Records and tokens by source; see `selection.source_counts`."""
+    """Records and tokens by source; see `source_counts`."""
     dedup: DedupFacts | None = None
     """None if the recipe does not deduplicate."""
     split: SplitCounts | None = None
@@ -387,6 +199,42 @@ def job(
     )
 
 
+@dataclass(slots=True, eq=False)
+class Selection:
+    """The records of all shards, and which of them are packed."""
+
+    shards: Sequence[pa.Table]
+    """Schema `tables.TOKENIZED`."""
+    bounds: Int64s
+    names: list[str]
+    """Source of each shard."""
+    admitted: Admitted
+    times: Int32s
+    """How often each record is packed; 0: dropped."""
+    matches: pa.Array | None
+    """For every record, the row of a benchmark that it matches, else null."""
+    group_keys: pa.Array | pa.ChunkedArray | None = None
+    """Group key of every record; records of a group share a split. None: unchanged from the
+    shards."""
+    repeats: pa.Array | None = None
+    """For every record, the id of the record that it duplicates if it was dropped, else null."""
+    near: Int64s = field(default_factory=lambda: np.zeros((0, 2), np.int64))
+    """Pairs of near-duplicate records, shape [num_pairs, 2]."""
+    dedup: DedupFacts | None = None
+    """Duplicates found, with samples; None if the recipe does not deduplicate."""
+
+    @property
+    def groups(self) -> pa.Array | pa.ChunkedArray:
+        """Group key of every record of all shards."""
+        return self.column("group_key") if self.group_keys is None else self.group_keys
+
+    def column(self, name: str) -> pa.ChunkedArray:
+        """Return a column of all shards without loading it: its data stays mapped."""
+        chunks = [chunk for shard in self.shards for chunk in shard[name].chunks]
+        table = pa.chunked_array(chunks, TOKENIZED.field(name).type)
+        return table.unify_dictionaries() if name == "source" else table
+
+
 def compute(work: Work[PackParameters], folder: Path) -> PackFacts:
     """Write the plan of each side, the outcome of each record, and the shard that holds it.
 
@@ -396,50 +244,30 @@ def compute(work: Work[PackParameters], folder: Path) -> PackFacts:
     Raises:
         SequenceTooLongError: a record is over `seq_len` and `pack.over_length` is `error`.
     """
-    parameters = work.parameters
-    # Shard by shard: find the records that can be packed and how many of their tokens.
-    receipts = work.inputs(TOKENIZE)
-    shards = MappedTables([receipt.path("tokenized.arrow") for receipt in receipts])
-    admitted = join_admitted([apply_over_length(shard, parameters.pack) for shard in shards])
-    bounds = np.cumsum([0, *(shard.num_rows for shard in shards)])
-    formatted = list(zip(work.inputs(VALIDATE), work.inputs(FORMAT), strict=True))
-    matches: pa.Array | None = None
-    if parameters.benchmarks:
-        match_shards = function_of_addon("match_shards")
-        matches = match_shards(work, parameters.benchmarks, work.inputs(VALIDATE), shards)
-        if parameters.on_match == "drop":
-            admitted = admitted.without(np.asarray(matches.is_valid(), np.bool_), "contaminated")
-    # All shards together: select records, how often each is packed, and which must share a side.
-    fingerprints: list[Path] = []
-    if dedup.needs_fingerprints(parameters.dedup):  # cached by format's side job, unless deleted
-        jobs = [fingerprint_job(work.recipe, old.ref, new.ref) for old, new in formatted]
-        described = [execute(job, work.recipe, work.workspace) for job in jobs]
-        fingerprints = [receipt.path("fingerprints.arrow") for receipt in described]
-    selection = select(shards, formatted, admitted, bounds, work.recipe, fingerprints)
-    # Decide the side of each record.
-    names = [receipt.facts.origin.source for receipt in work.inputs(VALIDATE)]
-    eval_only = {source_name(source) for source in work.recipe.sources if source.eval_only}
-    only = np.repeat(np.array([name in eval_only for name in names], np.bool_), np.diff(bounds))
-    is_eval = is_for_eval(shards, selection, parameters.split, only)
-    if matches is not None and parameters.on_match == "same_side":
-        keys = selection.groups_of(shards)  # a match moves all records of its group to eval
-        matched = pc.unique(keys.filter(matches.is_valid()))
-        is_eval |= np.asarray(pc.is_in(keys, value_set=matched), np.bool_)
-    has_label = np.asarray(column_of(shards, "label").is_valid(), np.bool_)
+    parameters, receipts = work.parameters, work.inputs(TOKENIZE)
+    selection = _select(work)
+    is_eval, split = _divide(selection, work.recipe)
+    bounds, names, shards = selection.bounds, selection.names, selection.shards
+    places = [[receipt.key for receipt in receipts], bounds[:-1], np.diff(bounds)]
+    write_table(folder / "places.arrow", pa.table(list(map(pa.array, places)), schema=PLACES))
+    files = {file for shard in shards for file in shard["source"].unique().to_pylist()}
+    (folder / "sources.json").write_text(json.dumps(sorted(files)), encoding="utf-8")
+    write_batches(folder / "outcomes.arrow", OUTCOMES, _outcomes(selection, is_eval))
+    has_label = np.asarray(selection.column("label").is_valid(), np.bool_)
     with_weights = any(s["range_weights"].null_count < s.num_rows for s in shards)
-    _write_places(folder, receipts, shards, bounds)
-    write_batches(folder / "outcomes.arrow", OUTCOMES, _outcomes(selection, is_eval, matches))
-    counts, sources = _counts(selection), selection.sources
-    found = selection.dedup
+    counts, found = _counts(selection), selection.dedup
     if found is not None:
-        on_both_sides = selection.num_near_on_both_sides(is_eval)
-        found = replace(found, near=replace(found.near, on_both_sides=on_both_sides))
-    is_split = bool(parameters.split.eval_fraction or parameters.split.eval_count or only.any())
-    split = split_counts(shards, selection, is_eval, parameters.split, only) if is_split else None
-    # Plan the packs of each side. Free arrays as soon as possible: at a few bytes per record they
-    # dominate memory in large datasets.
-    rows, lengths = selection.kept()
-    del admitted, selection
+        first, second = selection.near.T
+        is_packed = (selection.times[first] > 0) & (selection.times[second] > 0)
+        apart = int(((is_eval[first] != is_eval[second]) & is_packed).sum())
+        found = replace(found, near=replace(found.near, on_both_sides=apart))
+    sources = source_counts(selection.admitted, selection.times, bounds, names)
+    # Records 0 (packed twice), 2 and 4 -> [0 0 2 4]. Free arrays as soon as possible: at a few
+    # bytes per record they dominate memory in large datasets.
+    often = selection.times[selection.admitted.rows]
+    rows = selection.admitted.rows.repeat(often)
+    lengths = selection.admitted.lengths.repeat(often)
+    del selection, often
     is_eval = is_eval[rows]
     kept = {"eval": (rows[is_eval], lengths[is_eval]), "train": (rows[~is_eval], lengths[~is_eval])}
     del rows, lengths
@@ -469,6 +297,287 @@ def compute(work: Work[PackParameters], folder: Path) -> PackFacts:
         split=split,
         vocab_size=max(receipt.facts.tokenizer.vocab_size for receipt in receipts),
         allow_untrained=parameters.pack.strategy == "concat" or bool(has_label.any()),
+    )
+
+
+def _select(work: Work[PackParameters]) -> Selection:
+    """Decide which records are packed, how often, and which must share a side."""
+    parameters, recipe, seed = work.parameters, work.recipe, work.recipe.split.seed
+    validated, formatted = work.inputs(VALIDATE), work.inputs(FORMAT)
+    shards = MappedTables([each.path("tokenized.arrow") for each in work.inputs(TOKENIZE)])
+    admitted = join_admitted([apply_over_length(shard, parameters.pack) for shard in shards])
+    bounds = np.cumsum([0, *(shard.num_rows for shard in shards)])
+    matches: pa.Array | None = None
+    if parameters.benchmarks:
+        match_shards = function_of_addon("match_shards")
+        matches = match_shards(work, parameters.benchmarks, validated, shards)
+        if parameters.on_match == "drop":
+            admitted = admitted.without(np.asarray(matches.is_valid(), np.bool_), "contaminated")
+    names = [receipt.facts.origin.source for receipt in validated]
+    rows = MappedTables([receipt.path("validated.arrow") for receipt in validated])
+    admitted, times = mix(admitted, bounds, shards, rows, names, recipe)
+    selection = Selection(shards, bounds, names, admitted, times, matches)
+
+    if any("examples.arrow" in receipt.files for receipt in formatted):
+        ids = selection.column("record_id")
+        selection.group_keys = join_equal(selection.groups, ids, seed)
+    # Different records may render to the same text if reasoning is left out. With `group_by:
+    # prompt` they share a group anyway.
+    is_left_out = any(each.facts.notes.get("reasoning_not_rendered") for each in formatted)
+    has_eval = any(source.eval_only for source in recipe.sources)
+    if is_left_out and recipe.split.group_by == "record":
+        if has_eval or recipe.split.eval_fraction > 0 or recipe.split.eval_count:
+            selection.group_keys = join_equal(selection.groups, _ids_of_tokens(shards), seed)
+
+    if dedup.needs_fingerprints(parameters.dedup):
+        prints = []
+        for old, new, shard in zip(validated, formatted, shards, strict=True):
+            # Cached by format's side job, unless it was deleted.
+            job = fingerprint_job(recipe, old.ref, new.ref)
+            file = execute(job, recipe, work.workspace).path("fingerprints.arrow")
+            # Fingerprints are those of the conversations; some gave no record.
+            ids, before = (one_chunk(t["record_id"]) for t in (shard, conversations(old, new)))
+            table = read_table(file)
+            if not len(ids):
+                table = table.slice(0, 0)
+            elif not before.equals(ids):
+                table = table.take(pc.index_in(ids, value_set=before)).combine_chunks()
+            prints.append(table)
+        is_split = any({"turns", "windows"} & set(each.facts.added) for each in formatted)
+        units = [number_rows(shard) for shard in shards] if is_split else None
+        result = deduplicate(prints, admitted, selection.groups, recipe.dedup, seed, units)
+        times[result.admitted.reasons != _KEPT] = 0
+        records = pa.table({n: selection.column(n) for n in ("source", "row", "record_id")})
+        repeated = pa.array(result.repeats_of, mask=result.repeats_of < 0)
+        selection.admitted, selection.group_keys = result.admitted, result.group_keys
+        selection.repeats = one_chunk(records["record_id"]).take(repeated)
+        selection.near = result.found.near
+        selection.dedup = facts_of(result, records, recipe.dedup)
+    return selection
+
+
+def _ids_of_tokens(shards: Sequence[pa.Table]) -> pa.ChunkedArray:
+    """Return an id for each record that depends only on its tokens."""
+    chunks = []
+    for shard in shards:
+        values, offsets = flat_list(shard["input_ids"])
+        tokens = np.ascontiguousarray(values).view(np.uint8)
+        width = values.itemsize
+        names = [
+            sha256(tokens[width * start : width * end].data).hexdigest()[:20]
+            for start, end in pairwise(offsets.tolist())
+        ]
+        chunks.append(pa.array(names, pa.string()))
+    return pa.chunked_array(chunks, pa.string())
+
+
+class MappedTables(Sequence[pa.Table]):
+    """Sequence of tables that maps each file only when it is accessed, for any number of shards."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._paths = paths
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def __getitem__(self, index: Any) -> Any:
+        return read_table(self._paths[index])
+
+
+# Mix weighted sources: `weight` and `max_records` decide how often each row is trained. This comes
+# after tokenize, so that another weight costs only a plan and a gather: on Alpaca, 3.9 s of CPU
+# instead of 10.7 s.
+#
+# A row is taken, repeated or left out with all its records (see `packhouse.records.identity`). Each
+# choice is a pure function of the row's key and the source's seed, so it does not depend on order,
+# shards or other sources. Appended rows do not change the choice for earlier ones, except that they
+# may push rows out over `max_records`. If a row is taken twice, each of its sequences is packed
+# twice; all share one group key and so one split. Costs 100 ns per record.
+
+
+def times_of(keys: pa.Array, config: SourceConfig) -> Int32s:
+    """Return how often each row of a source is trained.
+
+    Args:
+        keys: `row_keys` of all rows of the source with a record that could be packed, in order.
+        config: settings of the source; reads `weight`, `max_records` and `mix_seed`.
+
+    Example:
+        >>> keys = pa.array([f"{n:016x}0000" for n in range(1000)])
+        >>> times = times_of(keys, SourceConfig(path="", weight=2.25))
+        >>> sorted(set(times.tolist())), 2200 < times.sum() < 2300
+        ([2, 3], np.True_)
+        >>> int(times_of(keys, SourceConfig(path="", max_records=10)).sum())
+        10
+    """
+    # Weight 2.25: every row twice, and rows whose hash is in the lowest quarter of 64 bits a third
+    # time.
+    whole, part = divmod(config.weight, 1.0)
+    times = np.full(len(keys), int(whole), np.int32)
+    if part:
+        times += mixed_keys(keys, 2 * config.mix_seed + 1) < np.uint64(int(part * 2**64))
+    if config.max_records is not None and config.max_records < len(times):
+        order = np.argsort(mixed_keys(keys, 2 * config.mix_seed), kind="stable")
+        times[order[config.max_records :]] = 0
+    return times
+
+
+def row_keys(shard: pa.Table, validated: pa.Table, *, is_stripped: bool) -> pa.Array:
+    """Return the key of each record's row: 20 hex digits, the same for all records of a row.
+
+    The key is the id of the validated conversation, so `format.turns` and windows do not change
+    which rows are taken. A record that is rendered whole has the same id. There are two exceptions,
+    where the key is the id of the row's only record: conversations that share a line of the file
+    (questions of a SQuAD article), and `reasoning: strip`, which derives ids from the remaining
+    text. So for rows with reasoning, `strip` with `turns: alone` takes different rows than `strip`
+    with `turns: whole`.
+
+    Args:
+        shard: records, with `record_id`, `row` and `group_key`.
+        validated: validated conversations of the shard, with `record_id` and `row`.
+        is_stripped: True if reasoning was removed.
+    """
+    # A row gets its conversation's id if it made several records, or if it is the only conversation
+    # on its line and was not stripped. Otherwise it keeps its record's id.
+    number = number_rows(shard)
+    num_records = np.bincount(number)[number]
+    lines, first, num_conversations = np.unique(
+        validated["row"].to_numpy(), return_index=True, return_counts=True
+    )
+    place = np.searchsorted(lines, shard["row"].to_numpy())
+    is_of_line = (num_records > 1) | ((num_conversations[place] == 1) & (not is_stripped))
+    before = one_chunk(validated["record_id"]).take(pa.array(first[place]))
+    return pc.if_else(pa.array(is_of_line), before, one_chunk(shard["record_id"]))
+
+
+def mix(
+    admitted: Admitted,
+    bounds: Int64s,
+    shards: Sequence[pa.Table],
+    validated: Sequence[pa.Table],
+    names: Sequence[str],
+    recipe: Recipe,
+) -> tuple[Admitted, Int32s]:
+    """Sample rows by their sources' settings; records of other rows become `sampled_out`.
+
+    A row counts once if any of its records can be packed. If one of its records is over `seq_len`,
+    the remaining ones are still taken or left out together.
+
+    Args:
+        admitted: records that can be packed.
+        bounds: number of each shard's first record.
+        shards: schema `tables.TOKENIZED`; read only if a source is sampled.
+        validated: validated conversations of each shard; read only if a source is sampled.
+        names: source name of each shard.
+        recipe: recipe; reads `sources` and `format.reasoning`.
+
+    Returns:
+        Records to pack, and how often each record is packed (0: not at all).
+    """
+    times = (admitted.reasons == _KEPT).astype(np.int32)
+    is_stripped = recipe.format.reasoning == "strip"
+    for config in recipe.sources:
+        if config.weight == 1 and config.max_records is None:
+            continue
+        keys, records, rows = [], [], []
+        num_rows = 0
+        for number in (n for n, name in enumerate(names) if name == source_name(config)):
+            shard, own = shards[number], admitted.between(*bounds[number : number + 2])
+            # Records 0 1 3 of rows 0 0 2 2 are kept: first records 0 3, and rows 0 0 1.
+            kept = own - bounds[number]
+            _, first, row = np.unique(
+                number_rows(shard)[kept], return_index=True, return_inverse=True
+            )
+            every = row_keys(shard, validated[number], is_stripped=is_stripped)
+            keys.append(every.take(pa.array(kept[first])))
+            records.append(own)
+            rows.append(row + num_rows)
+            num_rows += len(first)
+        if keys:
+            chosen = times_of(pa.concat_arrays(keys), config)
+            times[np.concatenate(records)] = chosen[np.concatenate(rows)]
+    return admitted.without(times == 0, "sampled_out"), times
+
+
+def source_counts(
+    admitted: Admitted, times: Int32s, bounds: Int64s, names: Sequence[str]
+) -> dict[str, dict[str, int]]:
+    """Count records, packed and dropped records (by reason) and tokens of each source.
+
+    Example:
+        >>> each = Admitted(rows=np.array([0, 2], np.int32), lengths=np.array([5, 3], np.int32),
+        ...     reasons=np.array([0, 1, 0], np.uint8), num_tokens=np.array([5, 9, 3], np.int32))
+        >>> source_counts(each, np.array([2, 0, 1], np.int32), np.array([0, 3]), ["a"])["a"]
+        {'records': 3, 'packed': 2, 'repeated': 1, 'tokens': 13, 'over_seq_len': 1}
+    """
+    counts: dict[str, dict[str, int]] = {}
+    for name, (start, end) in zip(names, pairwise(bounds.tolist()), strict=True):
+        low, high = np.searchsorted(admitted.rows, (start, end))
+        often = times[admitted.rows[low:high]].astype(np.int64)
+        line = counts.setdefault(name, {"records": 0, "packed": 0, "repeated": 0, "tokens": 0})
+        line["records"] += end - start
+        line["packed"] += len(often)
+        line["repeated"] += int(often.sum()) - len(often)
+        line["tokens"] += int((admitted.lengths[low:high] * often).sum())
+        found = np.bincount(admitted.reasons[start:end], minlength=len(REASONS))
+        for reason, number in zip(REASONS[1:], found[1:].tolist(), strict=True):
+            if number:
+                line[reason] = line.get(reason, 0) + number
+    return dict(sorted(counts.items()))
+
+
+def _divide(selection: Selection, recipe: Recipe) -> tuple[Bools, SplitCounts | None]:
+    """Return a mask of the records that go to eval, and counts of rows if any can.
+
+    Every group with a record of an eval-only source goes to eval as a whole, and so does the group
+    of a record that was kept instead of a duplicate of such a source. The recipe's `split` divides
+    the rest. An eval count needs all keys at once; a fraction works one shard at a time.
+    """
+    config, shards = recipe.split, selection.shards
+    eval_only = {source_name(source) for source in recipe.sources if source.eval_only}
+    is_only = np.array([name in eval_only for name in selection.names], np.bool_)
+    only = np.repeat(is_only, np.diff(selection.bounds))
+    is_split = bool(config.eval_fraction or config.eval_count or only.any())
+    row = number_all_rows(list(map(number_rows, shards))) if is_split else np.zeros(0, np.int64)
+    is_first = np.diff(row, prepend=-1) > 0 if config.eval_count else None
+    if only.any():
+        held = only
+        if selection.repeats is not None:
+            ids = selection.column("record_id")
+            held = only | np.asarray(pc.is_in(ids, selection.repeats.filter(pa.array(only))))
+        # Groups a b a c, record 0 from an eval-only source: all of a goes to eval (records 0 and
+        # 2), while b and c are divided by their hash.
+        keys = pc.unique(selection.groups.filter(pa.array(held)))
+        is_eval = np.array(pc.is_in(selection.groups, value_set=keys), np.bool_)
+        others = None if is_first is None else is_first[~is_eval]
+        rest = selection.groups.filter(pa.array(~is_eval))
+        is_eval[~is_eval] = goes_to_eval(rest, config, others)
+    elif selection.group_keys is not None or config.eval_count:
+        is_eval = goes_to_eval(selection.groups, config, is_first)
+    else:
+        parts = [goes_to_eval(shard["group_key"], config) for shard in shards]
+        is_eval = np.concatenate([np.zeros(0, np.bool_), *parts])
+    if selection.matches is not None and recipe.audit.on_match == "same_side":
+        # A match moves all records of its group to eval.
+        matched = pc.unique(selection.groups.filter(selection.matches.is_valid()))
+        is_eval |= np.asarray(pc.is_in(selection.groups, value_set=matched), np.bool_)
+    if not is_split:
+        return is_eval, None
+
+    is_packed = selection.times > 0
+    is_joined = np.zeros(len(is_packed), np.bool_)
+    if selection.group_keys is not None:
+        is_joined = np.asarray(
+            pc.not_equal(selection.column("group_key"), selection.group_keys), np.bool_
+        )
+    num_rows, num_eval, num_only, num_joined = (
+        len(np.unique(row[mask & is_packed])) for mask in (is_packed, is_eval, only, is_joined)
+    )
+    asked = config.eval_count
+    if asked is None:
+        asked = round(config.eval_fraction * (num_rows - num_only))
+    return is_eval, SplitCounts(
+        rows=num_rows, eval=num_eval, asked=num_only + asked, joined=num_joined
     )
 
 
@@ -521,25 +630,9 @@ def _sequences(plan: PackPlan, rows: IndexArray, lengths: Int32s) -> Iterator[pa
         yield pa.RecordBatch.from_arrays(columns, schema=SEQUENCES)
 
 
-def _write_places(
-    folder: Path,
-    receipts: Sequence[Receipt[TokenizeFacts]],
-    shards: Sequence[pa.Table],
-    bounds: Int64s,
-) -> None:
-    """Write the number of each shard's first record, and the names of all source files."""
-    keys = pa.array([receipt.key for receipt in receipts])
-    columns = [keys, pa.array(bounds[:-1]), pa.array(np.diff(bounds))]
-    write_table(folder / "places.arrow", pa.table(columns, schema=PLACES))
-    files = {file for shard in shards for file in shard["source"].unique().to_pylist()}
-    (folder / "sources.json").write_text(json.dumps(sorted(files)), encoding="utf-8")
-
-
-def _outcomes(
-    selection: Selection, is_eval: Bools, matches: pa.Array | None
-) -> Iterator[pa.RecordBatch]:
+def _outcomes(selection: Selection, is_eval: Bools) -> Iterator[pa.RecordBatch]:
     """Yield `OUTCOMES` of all records in blocks."""
-    admitted, times = selection.admitted, selection.times
+    admitted, times, matches = selection.admitted, selection.times, selection.matches
     num_tokens = admitted.num_tokens.copy()  # dropped records keep their full length
     num_tokens[admitted.rows] = admitted.lengths
     names = list(REASONS if matches is not None else REASONS[:_CONTAMINATED])

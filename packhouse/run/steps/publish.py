@@ -30,8 +30,7 @@ from packhouse.run.steps.audit import AUDIT, combine_audits
 from packhouse.run.steps.files import FILE_SETTINGS, FILES, export_key, local_files
 from packhouse.run.steps.format import FORMAT
 from packhouse.run.steps.gather import GATHER
-from packhouse.run.steps.pack import PACK, SIDES, Side, mix_of
-from packhouse.run.steps.selection import SplitCounts
+from packhouse.run.steps.pack import PACK, SIDES, Side, SplitCounts, mix_of
 from packhouse.run.steps.split import SPLIT, SplitParameters
 from packhouse.run.steps.tokenize import TOKENIZE
 from packhouse.run.steps.validate import VALIDATE, render_counts
@@ -99,7 +98,7 @@ class PublishFacts:
     rendering: RenderCounts
     """Counts of how rows became records."""
     mixed: Mapping[str, Mapping[str, int]]
-    """Records and tokens by source; see `selection.source_counts`."""
+    """Records and tokens by source; see `pack.source_counts`."""
     dedup: DedupFacts | None
     split: SplitCounts | None
     sources: tuple[dict[str, Any], ...]
@@ -364,7 +363,8 @@ def configuration_of(recipe: Recipe) -> dict[str, object]:
         by_alias=True,
         exclude={
             "shard_mb": True,
-            "sources": True,  # lineage lists them by file, independent of order and grouping
+            # Lineage lists them by file, independent of order and grouping.
+            "sources": True,
             "tokenizer": True,
             "tokenize": {"encoder"},
             "publish": set(PublishConfig.model_fields) - decides,

@@ -4,10 +4,12 @@ A record's side follows from its group key, so pack already keeps the sides apar
 verifies the result on the records that were actually packed.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -17,7 +19,8 @@ from packhouse.records.identity import num_different
 from packhouse.records.ledger import RowCounts
 from packhouse.run.cache import Receipt, Workspace
 from packhouse.run.step import Job, Step, Work
-from packhouse.run.steps.pack import PACK, PackParameters, Side, read_records
+from packhouse.run.steps.gather import read_records
+from packhouse.run.steps.pack import PACK, PackParameters, Side
 from packhouse.store.manifest import SideCounts
 from packhouse.system.fingerprint import canonical_json
 
@@ -57,18 +60,12 @@ def compute(work: Work[SplitParameters], folder: Path) -> SplitFacts:
     packed = work.input(PACK)
     checks = [LeakCheck("record_id"), LeakCheck("group_key")]
     sides: dict[Side, SideCounts] = {}
-    eval_first: list[tuple[Side, Callable[[LeakCheck, pa.Array], None]]]
-    eval_first = [("eval", LeakCheck.add_eval), ("train", LeakCheck.check_train)]
-    for side, take_in in eval_first:
-        records = tokens = 0  # a record that is packed twice counts twice
-        for batch in _of_side(packed, work.workspace, side, ["num_tokens"]):
-            times = batch["times"].cast(pa.int64())
-            records += pc.sum(times).as_py() or 0
-            tokens += pc.sum(pc.multiply(batch["num_tokens"].cast(pa.int64()), times)).as_py() or 0
-        names = [check.what for check in checks]
-        batches = _of_side(packed, work.workspace, side, names) if records else ()
-        groups = num_different(_groups(batches, checks, take_in), packed.facts.rows_in)
-        sides[side] = SideCounts(records=records, groups=groups, tokens=tokens)
+    eval_first: tuple[Side, ...] = ("eval", "train")  # train is compared with it
+    for side in eval_first:
+        counts = Counter[str]()
+        keys = _check_side(packed, work.workspace, side, checks, counts)
+        groups = num_different(keys, packed.facts.rows_in)
+        sides[side] = SideCounts(records=counts["records"], groups=groups, tokens=counts["tokens"])
     for check in checks:
         check.finish()
     written = {side: asdict(counts) for side, counts in sides.items()}
@@ -82,26 +79,26 @@ def compute(work: Work[SplitParameters], folder: Path) -> SplitFacts:
     )
 
 
-def _groups(
-    batches: Iterable[pa.RecordBatch],
+def _check_side(
+    packed: Receipt[RowCounts],
+    workspace: Workspace,
+    side: Side,
     checks: Sequence[LeakCheck],
-    take_in: Callable[[LeakCheck, pa.Array], None],
+    counts: Counter[str],
 ) -> Iterator[pa.Array]:
-    """Pass the keys of each batch to the checks, and yield the group keys for counting."""
-    for batch in batches:
+    """Check the packed records of a side, add them to `counts`, and yield their group keys."""
+    columns = [*(check.what for check in checks), "num_tokens", "split", "times"]
+    for batch in read_records(packed, workspace, columns=columns):
+        is_packed = pc.and_(pc.equal(batch["split"], side), pc.greater(batch["times"], 0))
+        batch = batch.filter(is_packed)
+        # A record that is packed twice counts twice.
+        times = batch["times"].to_numpy().astype(np.int64)
+        counts["records"] += int(times.sum())
+        counts["tokens"] += int(times @ batch["num_tokens"].to_numpy())
         for check in checks:
-            take_in(check, batch[check.what])
+            add = check.add_eval if side == "eval" else check.check_train
+            add(batch[check.what])
         yield batch["group_key"]
-
-
-def _of_side(
-    packed: Receipt[RowCounts], workspace: Workspace, side: str, columns: Sequence[str]
-) -> Iterator[pa.RecordBatch]:
-    """Yield the packed records of a side."""
-    needed = [*columns, "split", "times"]
-    for batch in read_records(packed, workspace, columns=needed):
-        is_side = pc.equal(batch["split"], side)
-        yield batch.filter(pc.and_(is_side, pc.greater(batch["times"], 0)))
 
 
 SPLIT = Step(

@@ -133,7 +133,8 @@ class ValidateFacts(ShardCounts):
             facts["dropped"] = dict(self.dropped)
         if self.filtered:
             facts["filtered"] = dict(self.filtered)
-        if not self.origin.is_tokenized:  # only manifests of tokenized sources have this key
+        # Only manifests of tokenized sources have this key.
+        if not self.origin.is_tokenized:
             del facts["is_tokenized"]
         return facts | ({"unused_fields": self.extra_fields} if self.extra_fields else {})
 
@@ -146,8 +147,23 @@ def jobs(recipe: Recipe, tokenizer: str) -> Iterator[Job[ValidateParameters]]:
     size = shard_bytes(recipe)
     longest = recipe.validate_.max_row_bytes
     scanned = [(source, scan_source(source, size, longest)) for source in recipe.sources]
-    _refuse_same_names(scanned)
     pairs = [(shard, source) for source, shards in scanned for shard in shards]
+    # Lineage names files `source/file`.
+    owner: dict[str, tuple[SourceConfig, str]] = {}
+    for shard, source in pairs:
+        first, uri = owner.setdefault(shard.file, (source, shard.uri))
+        if uri != shard.uri:
+            raise ConfigError(
+                f"'{shard.uri}' and '{uri}' are both named '{shard.file}' in lineage. "
+                "Give each source its own `name`.",
+                file=shard.file,
+            )
+        if first is not source:
+            raise ConfigError(
+                f"'{uri}' is in two sources, so its rows would count twice. If that is "
+                "intended, or `where` selects different rows, give each source its own `name`.",
+                uri=uri,
+            )
     pairs.sort(key=lambda pair: (pair[0].file, pair[0].byte_start))
     for shard, source in pairs:
         yield VALIDATE.job(
@@ -248,34 +264,14 @@ def unread_texts(recipe: Recipe, shards: Sequence[TextOfShard]) -> list[str]:
     return said
 
 
-def _refuse_same_names(scanned: list[tuple[SourceConfig, list[SourceShard]]]) -> None:
-    """Reject files with the same name, because lineage names them `source/file`."""
-    owner: dict[str, tuple[int, str]] = {}
-    for number, (_, shards) in enumerate(scanned):
-        for file, uri in sorted({(shard.file, shard.uri) for shard in shards}):
-            first = owner.setdefault(file, (number, uri))
-            if first == (number, uri):
-                continue
-            if first[1] == uri:
-                raise ConfigError(
-                    f"'{uri}' is in two sources, so its rows would count twice. If that is "
-                    "intended, or `where` selects different rows, give each source its own `name`.",
-                    uri=uri,
-                )
-            raise ConfigError(
-                f"'{uri}' and '{first[1]}' are both named '{file}' in lineage. "
-                "Give each source its own `name`.",
-                file=file,
-            )
-
-
 def compute(work: Work[ValidateParameters], folder: Path) -> ValidateFacts:
     """Write `validated.arrow`, and `quarantined.arrow` and `dropped.arrow` if they have rows.
 
     For pairs, `rejected.arrow` holds the rejected conversations. For rows that are already
     tokenized, `tokens.arrow` holds the tokens that the tokenize step passes on.
     """
-    start_early("packhouse.run.rendering")  # format runs next, and its worker takes time to start
+    # Format runs next, and its worker takes time to start.
+    start_early("packhouse.run.rendering")
     parameters = work.parameters
     rows = read_shard(parameters.shard, parameters.source, parameters.rules, parameters.group_by)
     if parameters.tokenizer is not None:

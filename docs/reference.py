@@ -394,7 +394,7 @@ def functions_page() -> str:
     lines += [
         "\n## Objects as text\n",
         "In `select`, `json(field)` returns a field's value as JSON, with the keys in the file's "
-        "order; text is unchanged. `json(tool, args)` returns an object of several fields. `json` "
+        "order; text is unchanged. `json(tool, args)` returns an object of several fields, and "
         "must be the whole expression.\n",
         "## DuckDB\n",
         "See [DuckDB's documentation](https://duckdb.org/docs/stable/sql/functions/overview).\n",

@@ -120,7 +120,7 @@ def run_flow(recipe: Recipe, cache: Path) -> Prepared:
             raise
         raise TransientError(
             f"cannot reach a Prefect server ({str(error).rstrip('.')}). Start one, unset "
-            f"PREFECT_API_URL, or run `packhouse prepare`, which needs no server (log: {log_file})"
+            f"PREFECT_API_URL, or run `packhouse prepare`, which works without one (log: {log_file})"
         ) from None
 
 
@@ -216,7 +216,7 @@ def start_embedded_server(log_file: Path) -> None:
             raise TransientError(
                 f"Prefect's embedded server did not answer within {patience_s} s. Raise "
                 "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS on a busy machine, or run "
-                f"`packhouse prepare`, which needs no server (log: {log_file})"
+                f"`packhouse prepare`, which works without one (log: {log_file})"
             )
         time.sleep(0.1)  # until it answers
 

@@ -21,6 +21,7 @@ which SQL does not distinguish. A field is null in rows that lack it.
 """
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache, partial, wraps
@@ -228,6 +229,8 @@ class Parsed:
     """The column, if the expression is only a column name."""
     as_json: tuple[str, ...]
     """The columns of `json(column, ...)`, which gives them with the file's keys and order."""
+    in_json: tuple[str, ...] = ()
+    """The columns that are read as `json(column)` inside a larger expression."""
 
     @property
     def is_evaluated(self) -> bool:
@@ -293,8 +296,17 @@ def columns_of(config: SourceConfig, kinds: Mapping[str, Kind]) -> dict[str, Kin
                     f"{', ...' if len(kinds) > _SHOWN else ''}{near_name(wanted, kinds)}"
                 )
             (name,) = alike
-            is_renamed = not parsed.is_evaluated and place != _WHERE
-            found[name] = found.get(name, _RENAMED) if is_renamed else kinds[name]
+            if not parsed.is_evaluated and place != _WHERE:
+                found.setdefault(name, _RENAMED)
+                continue
+            # A struct column would give each object the keys and types of all rows' objects.
+            kind = "text" if wanted in parsed.in_json else kinds[name]
+            if found.get(name, _RENAMED) not in (_RENAMED, kind):
+                raise ConfigError(
+                    f"source '{config.path}': {place} `{text}`: '{name}' is read both with and "
+                    "without json(). Read it in one way"
+                )
+            found[name] = kind
     return dict(sorted(found.items()))
 
 
@@ -591,17 +603,22 @@ def parse_expression(connection: Any, text: str, functions: frozenset[str]) -> P
     if selected[0].get("function_name") == "row":  # `()` or `(a, b)`
         raise ConfigError("it is empty or more than one expression. Write one expression")
     called = []
-    inside = []
-    path = selected[0].get("qualified_name", {}).get("path")
-    if path == ["json"] and not selected[0].get("distinct") and not selected[0].get("filter"):
-        inside = [
-            each["expression"].get("column_names", ()) for each in selected[0].get("arguments", ())
-        ]
-    as_json = [names[0] for names in inside] if {*map(len, inside)} == {1} else []
-    for item in _nodes(selected[0]["arguments"] if as_json else selected[0]):
-        _check(item, functions)
+    as_json = _columns_in_json(selected[0])
+    read = Counter(path[0] for path in _column_paths(selected[0]))
+    in_json = Counter[str]()
+    for item in _nodes(selected[0]):
+        columns = _columns_in_json(item)
+        if len(columns) == 1 and not as_json:
+            in_json.update(columns)
+        elif not columns or item is not selected[0]:
+            _check(item, functions)
         if (name := str(item.get("function_name")).lower()) in functions:
             called.append(name)
+    for name, number in in_json.items():
+        if read[name] != number:
+            raise ConfigError(
+                f"json() cannot be used on '{name}' here. Read it only as json({name})"
+            )
     bare = selected[0].get("column_names", [])
     paths = tuple(dict.fromkeys(_column_paths(selected[0])))
     return Parsed(
@@ -610,7 +627,17 @@ def parse_expression(connection: Any, text: str, functions: frozenset[str]) -> P
         functions=tuple(dict.fromkeys(called)),
         bare=bare[0] if len(bare) == 1 else None,
         as_json=tuple(as_json),
+        in_json=tuple(in_json),
     )
+
+
+def _columns_in_json(node: dict[str, Any]) -> list[str]:
+    """Return the columns of a call `json(column, ...)`, and nothing for other nodes."""
+    path = node.get("qualified_name", {}).get("path")
+    if path != ["json"] or node.get("distinct") or node.get("filter"):
+        return []
+    inside = [each["expression"].get("column_names", ()) for each in node.get("arguments", ())]
+    return [names[0] for names in inside] if {*map(len, inside)} == {1} else []
 
 
 def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
@@ -858,6 +885,7 @@ def _connection() -> "DuckDBPyConnection":
     add_text_functions(connection)
     connection.execute("SET python_enable_replacements = false")
     connection.execute("SET TimeZone = 'UTC'")
+    connection.execute("CREATE TEMP MACRO json(x) AS x")  # `columns_of` makes its column JSON text
     connection.execute("SET lock_configuration = true")
     return connection
 

@@ -153,7 +153,7 @@ class AuditConfig(Section):
     """Number of consecutive words shared with a benchmark that make a row contaminated."""
 
     on_match: OnMatch = "stop"
-    """What to do with contaminated rows. `stop`: publish nothing if there are more than
+    """How to handle contaminated rows. `stop`: publish nothing if there are more than
     `max_contaminated`. `drop`: leave them out. `same_side`: move them and all rows of their groups
     to eval, where the benchmark belongs. Unlike the limits, this is part of the version."""
 

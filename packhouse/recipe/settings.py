@@ -53,8 +53,7 @@ Uri = Annotated[str, Field(json_schema_extra={"pattern": _NO_CREDENTIALS})]
 
 
 def _as_form(schema: dict[str, Any], model: type[BaseModel]) -> None:
-    """Add the section's title and the order of its fields to the schema, for Prefect's run
-    form."""
+    """Add the section's title and the order of its fields to the schema for Prefect's form."""
     # The form sorts by `position`: a server on PostgreSQL stores schemas as JSONB, which loses the
     # order of keys.
     schema["title"] = model.__name__.removesuffix("Config")
@@ -323,7 +322,7 @@ class PackConfig(Section):
     time. Or the name of a plug-in."""
 
     over_length: Literal["drop", "error", "truncate_turns", "window"] = "drop"
-    """What to do with records longer than `seq_len`. `drop`: drop and count them (of chats with
+    """How to handle records longer than `seq_len`. `drop`: drop and count them (of chats with
     many answers, those over 8,192 tokens are counted without being built). `error`: fail.
     `truncate_turns`: keep the whole turns that fit, from the start. `window`: split into windows
     of whole turns, each with the system prompt (a change of `seq_len` then also runs format

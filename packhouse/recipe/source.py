@@ -117,7 +117,7 @@ class SourceConfig(Section):
     Write `input.notes` for a field of an object and `messages[].notes` for a field of messages."""
 
     media: Literal["quarantine", "drop_rows", "drop_parts"] = "quarantine"
-    """What to do with rows that contain images, audio, video or files. `quarantine` the rows,
+    """How to handle rows that contain images, audio, video or files. `quarantine` the rows,
     `drop_rows` and count them, or `drop_parts`: read the rows without these parts and count the
     parts."""
 

@@ -187,11 +187,11 @@ PUBLIC: dict[str, bytes] = {
         "content": t.question}], "completion": [{"role": "assistant", "content": t.answer}]}),
     "messages in an object": each(lambda t: {"talk": {"id": 7, "messages": chats_of(t),
         "system": "Help."}, "meta": {"a": 1}}),
-    "an answer beside messages": each(lambda t: {"id": "7", "messages": chats_of(t)[:1],
+    "an answer next to messages": each(lambda t: {"id": "7", "messages": chats_of(t)[:1],
         "answer": t.answer}),
-    "an answer beside messages with texts": each(lambda t: {"request": [{"role": "user",
+    "an answer next to messages with texts": each(lambda t: {"request": [{"role": "user",
         "text": t.question}], "response": t.answer}),
-    "an answer beside ShareGPT's": each(lambda t: {"input": [{"from": "human",
+    "an answer next to ShareGPT's": each(lambda t: {"input": [{"from": "human",
         "value": t.question}], "reply": t.answer}),
     "OpenOrca": each(lambda t: {"id": "flan.1", "system_prompt": "Help.", "question": t[0],
         "response": t[1]}),
@@ -243,7 +243,7 @@ ASKED: dict[str, tuple[Callable[[int, Talk], dict[str, Any]], int, list[Talk]]] 
     "two columns of any name": (lambda n, t: {"v1": t.question, "v2": t.answer}, 1, TALKS),
     "two questions": (lambda n, t: {"query": t[0], "original_question": f"Before that: {t[0]}",
         "response": t[1]}, 1, TALKS),
-    "a class beside a completion": (lambda n, t: {"query": t[0], "completion": t[1],
+    "a class next to a completion": (lambda n, t: {"query": t[0], "completion": t[1],
         "content": bad(t), "label": n % 3}, 1, TALKS),
     "several answers and the best one": (lambda n, t: {"question": t[0], "answers": [bad(t), t[1]],
         "best_answer": t[1]}, 1, TALKS),
@@ -282,7 +282,7 @@ ASKED: dict[str, tuple[Callable[[int, Talk], dict[str, Any]], int, list[Talk]]] 
         t in enumerate(TALKS)]),
     "q and a without spaces": (lambda n, t: {"q": t[0].replace(" ", ""), "a": t[1]}, 1,
         [Talk(t[0].replace(" ", ""), t[1]) for t in CHINESE]),
-    "instructions beside a skill": (lambda n, t: {"skill": t.question, "instructions": t.answer}, 1,
+    "instructions next to a skill": (lambda n, t: {"skill": t.question, "instructions": t.answer}, 1,
         TALKS),
     "a play": (lambda n, t: {"role": f"Hamlet {n}", "script": t.answer}, 1, [Talk("",
         t.answer) for t in TALKS]),
@@ -308,10 +308,13 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
         "does not name the columns"),
     "a zip archive": ("a.zip", zipped(), "Unpack it"),
     "rows of Python": ("a.jsonl", b"{'question': 'Why?'}\n", "no row of it can be read as jsonl"),
+    "raw line breaks in texts": ("a.jsonl",
+        b"".join(lines([{"prompt": t[0] + "#", "completion": t[1]}]) for t in TALKS).replace(
+            b"#", b"\n"), "its texts contain raw line breaks"),
     "turns with marks": ("a.jsonl",
         each(lambda t: {"chat": f"USER: {t.question}\n\n\nASSISTANT: {t.answer}\n\n\n"}),
         "with marks of speakers"),
-    "videos beside messages": ("a.jsonl", each(lambda t: {"messages": chats_of(t),
+    "videos next to messages": ("a.jsonl", each(lambda t: {"messages": chats_of(t),
         "videos": ["videos/1.mp4"]}), "Add --set media=drop_parts"),
     "what a template wrote": ("a.jsonl",
         each(lambda t: {"text": f"[INST] {t[0]} [/INST] {t[1]} [INST] Thanks. [/INST] Ah."}),
@@ -494,15 +497,34 @@ def test_conversations_that_end_on_the_user_are_read_as_the_refusal_says(project
     assert sorted(t.answer for t in project.prepare()) == sorted(t.answer for t in TALKS)
 
 
-def test_fields_that_no_name_tells_may_be_named(project):
+@pytest.mark.parametrize("number", [0, 1])
+def test_fields_that_no_name_tells_may_be_named(number, project):
     rows = [{"id": n, "x": t.answer, "y": t.question} for n, t in enumerate(TALKS)]
     Path("a.jsonl").write_bytes(lines(rows))
-    fields = 'fields={"question": "y", "answer": "x"}'
+    code, said = project.init("a.jsonl")
+    assert code == 7, said
+    advice = [part.strip("'.") for part in said.split("If none is right")[1].split() if "=" in part]
+    assert advice[::2] == ["format=question_answer", "format=text"]
+    fields = ('fields={"question": "y", "answer": "x"}', 'fields={"text": "x"}')[number]
 
-    code, said = project.init("a.jsonl", "--set", "format=question_answer", "--set", fields)
+    code, said = project.init("a.jsonl", "--set", advice[2 * number], "--set", fields)
 
     assert code == 0, said
-    check(project.prepare(), TALKS)
+    found = project.prepare()
+    if number == 0:
+        check(found, TALKS)
+    else:
+        assert sorted("".join(t) for t in found) == sorted(t.answer for t in TALKS)
+
+
+def test_a_setting_of_the_recipe_is_refused_with_its_place(project):
+    Path("a.jsonl").write_bytes(lines(named("question", "answer")))
+
+    for setting in ("format.reasoning=strip", "dedup.exact=drop", "validate.most=1"):
+        code, said = project.init("a.jsonl", "--set", setting)
+
+        assert (code, Path("recipe.yaml").exists()) == (2, False), said
+        assert "write other settings into the recipe" in " ".join(said.split())
 
 
 def test_text_that_a_chosen_format_does_not_read_is_named(project):
@@ -558,13 +580,17 @@ def test_of_a_preference_the_better_answers_are_trained(row, project):
     check(project.prepare(), TALKS)
 
 
-def test_calls_are_trained_with_their_tools_or_not_at_all(project):
+@pytest.mark.parametrize("written", [json.dumps, lambda calls: calls])
+def test_calls_are_trained_with_their_tools_or_not_at_all(written, project):
     tool = {"name": "add", "description": "Adds two numbers.", "parameters": {"type": "object"}}
+    calls = [
+        {"name": "add", "arguments": {"say": t[1]} if n % 2 else {"n": n, "say": [t[1]]}}
+        for n, t in enumerate(TALKS)
+    ]
     rows = [
-        {"query": t[0], "answers": json.dumps([{"name": "add", "arguments": {"say": t[1]}}]),
-         "tools": json.dumps([tool])}
-        for t in TALKS
-    ]  # fmt: skip
+        {"query": t[0], "answers": written([call]), "tools": written([tool])}
+        for t, call in zip(TALKS, calls, strict=True)
+    ]
     Path("a.jsonl").write_bytes(lines(rows))
 
     code, said = project.init("a.jsonl")
@@ -574,7 +600,10 @@ def test_calls_are_trained_with_their_tools_or_not_at_all(project):
     assert code == 0, said
     (source,) = yaml.safe_load(Path("recipe.yaml").read_text())["sources"]
     assert source["select"]["tools"] == '"tools"'
-    assert all("Adds two numbers." in question for question, _ in project.prepare())
+    found = project.prepare()
+    assert all("Adds two numbers." in question for question, _ in found)
+    trained = "".join(answer for _, answer in found)
+    assert all(json.dumps(call) in trained for call in calls)
 
 
 def test_messages_with_calls_and_no_content_are_read(project):
@@ -678,7 +707,9 @@ def test_an_answer_in_the_prompt_of_two_lists_of_messages_has_no_loss(keys, proj
 
 def test_a_few_rows_without_messages_are_bad_rows_of_a_file(project):
     rows = [{"messages": chats_of(t)} for t in TALKS] * 2
-    Path("a.jsonl").write_bytes(lines([*rows[:3], {"messages": []}, {"messages": None}, *rows[3:]]))
+    odd = [[{"role": "narrator", "content": "Once."}, *chats_of(TALKS[0])], [], None]
+    bad_rows = [{"messages": messages} for messages in odd]
+    Path("a.jsonl").write_bytes(lines([*rows[:3], *bad_rows, *rows[3:]]))
 
     code, said = project.init("a.jsonl")
 

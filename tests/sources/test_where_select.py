@@ -90,9 +90,33 @@ def test_json_gives_values_with_the_keys_and_the_order_of_the_file(read_bytes):
         [("user", '{"tool":"add","args":{"z":1,"a":[2]}}'), ("assistant", '{"z":1,"a":[2]}')],
         [("user", '{"tool":null,"args":"as it is"}'), ("assistant", "as it is")],
     ]
-    for text in ("json(lower(q))", "json()", "json(DISTINCT q)", "main.json(q)", "1 + json(q)"):
+    for text in ("json(lower(q))", "json()", "json(DISTINCT q)", "main.json(q)"):
         with pytest.raises(ConfigError, match="function 'json'"):
             read_bytes(lines(rows), select={"prompt": text, "completion": "q"})
+
+
+def test_json_inside_an_expression_keeps_the_keys_and_types_of_each_row(read_bytes):
+    # A struct column would write [{"n":"1","of":null}] and [{"n":"one","of":[2]}].
+    rows = [
+        {"q": "1", "args": [{"n": 1.0}]},
+        {"q": "2", "args": [{"n": "one", "of": [2]}]},
+        {"q": "3", "args": "as it is"},
+    ]
+    select = {"prompt": "q", "completion": "'call ' || json(args)"}
+
+    found = read_bytes(lines(rows), select=select)
+
+    answers = [messages[1][1] for messages in found.texts]
+    assert answers == ['call [{"n":1.0}]', 'call [{"n":"one","of":[2]}]', "call as it is"]
+    for text, why in (
+        ("json(args) || length(args)", "Read it only as json"),
+        ("list_transform([1], lambda x: json(x))", "Read it only as json"),
+        ("json(q, args) || 'a'", "function 'json'"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            read_bytes(lines(rows), select={"prompt": "q", "completion": text})
+    with pytest.raises(ConfigError, match="with and without json"):
+        read_bytes(lines(rows[:2]), where="length(args) > 0", select=select)
 
 
 def test_columns_of_csv_are_text(read_bytes):

@@ -15,8 +15,10 @@ import click
 import numpy as np
 import pyarrow as pa
 import yaml
+from pydantic import ValidationError
 
 from packhouse.addons.init.proposals import (
+    NAME_THE_FIELDS,
     Candidate,
     Proposal,
     Trial,
@@ -31,7 +33,7 @@ from packhouse.cli.tokens import coloured, pipeline_of, plain, rows_with_masks, 
 from packhouse.errors import ConfigError, PackhouseError, SourceError, TemplateError
 from packhouse.read.files import find_files, source_name
 from packhouse.recipe import Recipe, SourceConfig, ValidateConfig, parse_recipe
-from packhouse.recipe.reading import apply_override
+from packhouse.recipe.reading import apply_override, explain_mistakes
 from packhouse.records.ledger import LedgerLine, check_quarantine
 from packhouse.records.render_counts import factor_note, total
 from packhouse.run.cache import Workspace
@@ -114,8 +116,16 @@ def init(
         apply_override(given, override)
     validate: dict[str, Any] = given.pop("validate", {})
     template = given.pop("template", "")
-    rules = ValidateConfig.model_validate(validate)
-    SourceConfig(path="", **given)
+    try:
+        rules = ValidateConfig.model_validate(validate)
+        SourceConfig.model_validate({**given, "path": ""})
+    except ValidationError as error:
+        model = ValidateConfig if error.title == "ValidateConfig" else SourceConfig
+        raise ConfigError(
+            f"{explain_mistakes(error, model, '--set', lambda _: None)}. `packhouse init` sets how "
+            "rows are read; write other settings into the recipe, or pass them to "
+            "`packhouse prepare` with --set."
+        ) from None
     with show_progress(), temporary_folder("init") as folder:
         proposals = [
             found
@@ -404,11 +414,7 @@ def _show_candidates(
                 reads = ", ".join(candidate.reading.reads)
                 print_text(f"note: {reads} cannot be trained together: {why_not}")
         if not as_json:
-            print_text(
-                "If none is right, and two fields contain question and answer, name them "
-                "with --set format=question_answer --set "
-                'fields=\'{"question": "FIELD", "answer": "FIELD"}\'.'
-            )
+            print_text(f"If none is right, and {NAME_THE_FIELDS}")
     if as_json:
         echo(json.dumps({"candidates": found}))
 

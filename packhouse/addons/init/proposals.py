@@ -43,6 +43,12 @@ _RARE = 0.1
 _FOUND = ("encoding", "file_format", "rows_at", "table")
 """Settings that describe the file, not its rows."""
 _MAX_CANDIDATES = 6
+NAME_THE_FIELDS = (
+    "two fields contain question and answer, name them with --set format=question_answer --set "
+    'fields=\'{"question": "FIELD", "answer": "FIELD"}\'. To train one field as plain text, use '
+    '--set format=text --set fields=\'{"text": "FIELD"}\'.'
+)
+"""Advice for fields whose roles no name or value tells, after "If"."""
 _SAMPLE_ROWS = 500
 
 
@@ -425,10 +431,8 @@ def _unknown(survey: Survey, layout: Layout, failed: Candidate | None) -> str:
         )
     return (
         f"{layout.num_rows:,} of {counted(survey.num_rows, 'row')} have {_kinds_of(row)}, but it "
-        "is not clear which fields hold the question and the answer. If they are two fields, pass "
-        "--set "
-        'format=question_answer --set \'fields={"question": "FIELD", "answer": '
-        '"FIELD"}\'; otherwise, write rows with messages ([{role, content}]).'
+        "is not clear which fields hold the question and the answer. If "
+        f"{NAME_THE_FIELDS} Otherwise, write rows with messages ([{{role, content}}])."
     )
 
 

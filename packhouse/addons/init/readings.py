@@ -323,8 +323,13 @@ def _of_messages(name: str, rows: Sequence[dict[str, Any]]) -> Iterator[Reading]
 
 
 def _roles_of(speakers: list[list[str]]) -> list[dict[str, str]]:
-    """Return roles for unknown speaker names, in several ways if the roles are ambiguous."""
-    unknown = list(dict.fromkeys(n for names in speakers for n in names if n not in SPEAKERS))
+    """Return roles for unknown speaker names, in several ways if the roles are ambiguous.
+
+    Rows with a rare unknown name are left to `prepare`, which quarantines them.
+    """
+    rows_with = Counter(name for names in speakers for name in dict.fromkeys(names))
+    least = _MAX_EMPTY * len(speakers)
+    unknown = [name for name, rows in rows_with.items() if name not in SPEAKERS and rows > least]
     roles: dict[str, str] = {}
     for name in unknown:
         words = set(_words(name))
@@ -726,22 +731,27 @@ def _lists_of_texts(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
             yield _reading("chat", reads, select={"messages": messages})
 
 
+_CALL = {"name", "arguments"}
+
+
 def _with_tools(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
     """Yield a reading of a question, an answer and tool definitions.
 
-    The answer is text or tool calls in JSON.
+    The answer is text, or tool calls in a list or as JSON text.
     """
     tools = next((name for name in _TOOLS if rows[0].get(name)), None)
     texts = [name for name in _texts_of(rows[0], rows) if name != tools]
     asks = _best(texts, _QUESTION)
-    says = _best([n for n in texts if n != asks], [*_ANSWER, "answers", "calls", "tool_calls"])
+    lists = [name for name in rows[0] if _have_keys([row[name] for row in rows], _CALL)]
+    names = [name for name in (*texts, *lists) if name not in (asks, tools)]
+    says = _best(names, [*_ANSWER, "answers", "calls", "tool_calls"])
     if tools is None or asks is None or says is None:
         return
-    are_calls = all(str(row[says] or "").lstrip()[:1] == "[" for row in rows)
+    are_calls = says in lists or all(str(row[says] or "").lstrip()[:1] == "[" for row in rows)
     role = "function_call" if are_calls else "assistant"
+    content = f"json({_sql(says)})" if says in lists else _sql(says)
     said = (
-        f"[{{'role': 'user', 'content': {_sql(asks)}}}, "
-        f"{{'role': '{role}', 'content': {_sql(says)}}}]"
+        f"[{{'role': 'user', 'content': {_sql(asks)}}}, {{'role': '{role}', 'content': {content}}}]"
     )
     reads = {asks: "question", says: "calls" if are_calls else "answer", tools: "tools"}
     yield _reading("chat", reads, select={"messages": said, "tools": _sql(tools)})

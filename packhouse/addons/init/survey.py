@@ -11,9 +11,11 @@ ranges.
 """
 
 import codecs
+import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -219,8 +221,22 @@ def survey(file: SourceFile, given: Mapping[str, Any]) -> Survey:
         why = found.first_bad or "it is empty"
         if "fields; at most" in why:
             raise refusal(file, "its rows are the values of one object. Write them as a list")
+        if _has_raw_line_breaks(file):
+            raise refusal(
+                file,
+                "its texts contain raw line breaks, which JSON does not allow. Replace them with "
+                "\\n.",
+            )
         raise refusal(file, f"no row of it can be read as {found.file_format} ({why})")
     return found
+
+
+def _has_raw_line_breaks(file: SourceFile) -> bool:
+    """Return True if the file starts with an object that would be JSON without its line breaks."""
+    text = _read_head(file)[0].removeprefix(BOM).decode(errors="replace").lstrip()
+    with suppress(ValueError):
+        return isinstance(json.JSONDecoder(strict=False).raw_decode(text)[0], dict)
+    return False
 
 
 def as_line(row: Any) -> bytes:

@@ -120,7 +120,8 @@ def run_flow(recipe: Recipe, cache: Path) -> Prepared:
             raise
         raise TransientError(
             f"cannot reach a Prefect server ({str(error).rstrip('.')}). Start one, unset "
-            f"PREFECT_API_URL, or run `packhouse prepare`, which works without one (log: {log_file})"
+            f"PREFECT_API_URL, or run `packhouse prepare`, which works without one "
+            f"(log: {log_file})"
         ) from None
 
 

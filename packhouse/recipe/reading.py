@@ -55,12 +55,30 @@ _PATTERNS = {
 }
 
 
-def _explain(item: ErrorDetails) -> str:
+def explain_mistakes(
+    error: ValidationError,
+    where: str,
+    line_of: Callable[[tuple[int | str, ...]], int | None] = lambda loc: None,
+    model: type[BaseModel] = Recipe,
+) -> str:
+    """Return a line for each of the first mistakes: its place, its key and what is allowed."""
+    found = error.errors(include_url=False)
+    lines = []
+    for item in found[:MOST_SHOWN]:
+        item["loc"] = tuple(part for part in item["loc"] if part not in _TAGS)
+        line = line_of(item["loc"])
+        place = where if line is None else f"{where}, line {line}"
+        lines.append(f"{place}: {_explain(item, model)}"[:_MAX_CHARS])
+    if len(found) > MOST_SHOWN:
+        lines.append(f"{where}: {len(found) - MOST_SHOWN} more mistakes")
+    return "\n".join(lines)
+
+
+def _explain(item: ErrorDetails, owner: type[BaseModel]) -> str:
     loc: Loc = item["loc"]
     kind, value, facts = item["type"], item["input"], item.get("ctx", {})
     key = ".".join(map(str, loc))
-    owner: type[BaseModel] = Recipe  # the model of the section that contains the key
-    for part in loc[:-1]:
+    for part in loc[:-1]:  # `owner` becomes the model of the section that contains the key
         for name, field in owner.model_fields.items():
             if part in (name, field.alias):
                 inside = [field.annotation, *get_args(field.annotation)]
@@ -283,16 +301,7 @@ def parse_recipe(
     try:
         recipe = Recipe.model_validate(raw, context=IN_A_FILE)
     except ValidationError as error:
-        found = error.errors(include_url=False)
-        lines = []
-        for item in found[:MOST_SHOWN]:
-            item["loc"] = tuple(part for part in item["loc"] if part not in _TAGS)
-            line = line_of(item["loc"])
-            place = where if line is None else f"{where}, line {line}"
-            lines.append(f"{place}: {_explain(item)}"[:_MAX_CHARS])
-        if len(found) > MOST_SHOWN:
-            lines.append(f"{where}: {len(found) - MOST_SHOWN} more mistakes")
-        raise ConfigError("\n".join(lines)) from None
+        raise ConfigError(explain_mistakes(error, where, line_of)) from None
     if folder is None:
         return recipe
     audit, format_ = recipe.audit, recipe.format

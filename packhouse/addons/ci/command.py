@@ -301,7 +301,7 @@ def ci(
       $ packhouse ci recipe.yaml --plan-only --summary plan.md
       ### packhouse plan: demo
       294 rows, 29,487 tokens, 58 packs, 0.1 MiB
-      ...                                  (tables of sources, steps and gates)
+      ...                                  ((tables of sources, steps and gates))
 
     \b
     Exit codes:

@@ -122,7 +122,7 @@ def init(
     except ValidationError as error:
         model = ValidateConfig if error.title == "ValidateConfig" else SourceConfig
         raise ConfigError(
-            f"{explain_mistakes(error, model, '--set', lambda _: None)}. `packhouse init` sets how "
+            f"{explain_mistakes(error, '--set', model=model)}. `packhouse init` sets how "
             "rows are read; write other settings into the recipe, or pass them to "
             "`packhouse prepare` with --set."
         ) from None

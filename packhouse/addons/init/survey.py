@@ -233,7 +233,8 @@ def survey(file: SourceFile, given: Mapping[str, Any]) -> Survey:
 
 def _has_raw_line_breaks(file: SourceFile) -> bool:
     """Return True if the file starts with an object that would be JSON without its line breaks."""
-    text = _read_head(file)[0].removeprefix(BOM).decode(errors="replace").lstrip()
+    head = next(iter(FileStream(file.uri, _compression_of(file))), b"")
+    text = head.removeprefix(BOM).decode(errors="replace").lstrip()
     with suppress(ValueError):
         return isinstance(json.JSONDecoder(strict=False).raw_decode(text)[0], dict)
     return False

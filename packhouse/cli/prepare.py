@@ -55,7 +55,7 @@ def prepare(
       $ packhouse prepare chats.jsonl --tokenizer Qwen/Qwen2.5-0.5B-Instruct
       published chats 0bc8b616aa87002e.g0
         in ./store/chats@0bc8b616aa87002e.g0#f676..., ref 'latest'
-      ...                                  (rows and tokens of each step, then the audit)
+      ...                                  (rows and tokens, then the audit)
 
     \b
     Exit codes:
@@ -65,7 +65,7 @@ def prepare(
       4    rejected: too many bad rows, or a contract or audit limit was violated
       5    a store or disk error
       6    a temporary network or storage error
-      7    published, but the ref did not move: the version differs too much from the last
+      7    published, but the ref did not move: the version drifted too far
       130  stopped by Ctrl-C (143: by SIGTERM)
     """
     try:

@@ -180,8 +180,8 @@ def test_a_stop_token_that_no_file_names_is_one_to_tell_the_engine():
     stops = {"<a>": "tokenizer", "<b>": "template", "<c>": "template"}
     named, not_named = RenderCounts(stop_tokens=stops).lines()
     assert named == "generation stops at <a> (tokenizer)"
-    assert not_named.startswith("generation stops at <b> or <c> (template); no file of the model")
-    assert not_named.endswith("(stop_token_ids)")
+    assert not_named.startswith("generation stops at <b> or <c> (template); none of the model")
+    assert not_named.endswith("stop_token_ids in the inference engine")
 
 
 def test_only_settings_that_the_template_accepts_are_offered(recipe, tmp_path, monkeypatch):
@@ -194,7 +194,7 @@ def test_only_settings_that_the_template_accepts_are_offered(recipe, tmp_path, m
 
     (tmp_path / "tokenizer" / "chat_template.jinja").write_text(OPENED)
     said = call("prepare", str(recipe))
-    assert "others follow; alternatives: format.train_on: last_assistant" in said
+    assert "turns follow; alternatives: format.train_on: last_assistant" in said
     for refused in ("format.turns=whole", "format.reasoning=strip"):
         done = CliRunner().invoke(cli, ["prepare", str(recipe), "--set", refused])
         assert done.exit_code != 0

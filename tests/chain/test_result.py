@@ -22,5 +22,5 @@ def test_fields_of_messages_that_nobody_reads_are_named_once_a_source(project, c
     print_report(prepared)
     printed = " ".join(capsys.readouterr().out.split())
     names = "history 3, messages[].loss_mask 3, messages[].mood 3"
-    assert f"note: unused fields of 'rows' (rows): {names}" in printed
+    assert f"note: source 'rows' has unused fields (number of rows): {names}" in printed
     assert printed.count("unused") == 1

@@ -76,8 +76,8 @@ def test_each_expression_of_a_list_is_counted_wherever_rows_are(project):
         assert done.exit_code == 0, done.output
         if command[0] == "show":
             shown = " ".join(done.output.split())
-            assert f"where of rows dropped {short} of 60 rows: {where[0]}" in shown
-            assert f"where of rows dropped {even} of 60 rows: {where[1]}" in shown
+            assert f"source 'rows': `where: {where[0]}` dropped {short} of 60 rows" in shown
+            assert f"source 'rows': `where: {where[1]}` dropped {even} of 60 rows" in shown
     assert f">{even}</td>" in report.read_text().partition("Rows dropped by `where`")[2]
 
 

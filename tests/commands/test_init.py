@@ -343,7 +343,7 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
     "texts of an intent": ("a.jsonl", each(lambda t: {"intent": "sum", "examples": [t.question,
         f"Please: {t.question}"]}), "Write one row per text"),
     "pairs for an embedding model": ("a.jsonl", each(lambda t: {"anchor": t[0], "positive": t[1],
-        "source": "The book of all the sums"}), "question and answer cannot be identified"),
+        "source": "The book of all the sums"}), "it is not clear which fields hold"),
     "images in messages": ("a.jsonl", each(lambda t: {"messages": [{"role": "user",
         "content": IMAGE}, *messages_of("assistant", t[1])]}),
         "Add --set media=drop_parts to train their text without images, audio and video"),
@@ -352,9 +352,9 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
     "keys that differ in each row": ("a.jsonl", lines([{f"{n}": [t.question, t.answer]} for n,
         t in enumerate(TALKS)]), "Write one row per text"),
     "how alike two texts are": ("a.jsonl", each(lambda t: {"text1": t.question, "text2": t.answer,
-        "similarity": 0.5}), "question and answer cannot be identified"),
+        "similarity": 0.5}), "it is not clear which fields hold"),
     "a question alone": ("a.jsonl", each(lambda t: {"body": {"messages": messages_of("user",
-        t.question)}}), "question and answer cannot be identified"),
+        t.question)}}), "it is not clear which fields hold"),
 }
 # fmt: on
 
@@ -627,7 +627,7 @@ def test_a_shape_far_after_the_first_rows_is_found(project):
     code, said = project.init("a.jsonl")
 
     assert code == 0, said
-    assert "852 rows of 2 shapes" in said
+    assert "852 rows with 2 different sets of fields" in said
     assert 'proposed: {"format": "mixed"' in said
     code, said = project.call("prepare", "recipe.yaml")
     assert code == 0, said
@@ -678,7 +678,7 @@ def test_the_checks_of_prepare_say_which_limit_would_stop_it(project):
     code, said = project.init("a.jsonl")
 
     assert code == 0, said
-    assert "`packhouse prepare` would reject this: " in said
+    assert "`packhouse prepare` would reject these rows: " in said
     assert "max_quarantined" in said
     assert "Set `dedup: {exact: drop}`" in said
     assert "max_quarantined" not in Path("recipe.yaml").read_text()

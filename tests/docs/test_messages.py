@@ -27,16 +27,16 @@ DETAILS = {
     "control": "a string contains the NUL character (\\u0000)",
     "number": "NaN is not JSON",
     "duplicate_key": "the key 'text' occurs twice in one object",
-    "depth": "nested deeper than 32",
+    "depth": "nested more than 32 levels deep",
     "too_many_fields": "the row has 1,001 fields; at most 1,000 are read",
-    "row_too_long": "the row has 1,112 bytes; max_row_bytes is 1,024",
+    "row_too_long": "the row has 1,112 bytes, more than validate.max_row_bytes (1,024)",
     "not_an_object": "the row is a number, not an object",
     "fields": "no field 'answer'; the row has 'question'",
     "type": (
         "text is a number, not text; to convert it to text, use `select: {text: "
         "'\"text\"::VARCHAR'}` instead of `fields`"
     ),
-    "media": "message 0: content part of type 'image_url', not text",
+    "media": "message 0: a content part has type 'image_url', not text",
     "label": "the label 'good' is text, but `label_names` is not set",
     "token_ids": "token 1 is -1, which is not a token id",
     "uneven": "labels has 2 values for 3 tokens",
@@ -44,7 +44,7 @@ DETAILS = {
         "label 0 is 6, but token 0 is 5 (labels are shifted: each is the next token); set each "
         "label to its own token or to -100, since trainers shift them"
     ),
-    "boundaries": "seq_lengths do not add up to 3, the row's tokens",
+    "boundaries": "seq_lengths do not add up to the row's 3 tokens",
     "nothing_trained": "no token of the record is trained",
     "arguments": (
         "documents is not a list of objects, such as {title, text}; if it is not for the "
@@ -54,9 +54,9 @@ DETAILS = {
     "tools": "tools is not a list of objects",
     "tool_calls": "message 1: a tool call has no function name",
     "empty_conversation": "the conversation has no messages",
-    "unknown_role": "message 0 has a role outside system, user, assistant, tool",
+    "unknown_role": "message 0 has an unknown role (known: system, user, assistant, tool)",
     "system_not_first": "message 1 is a system turn but not the first message",
-    "starts_with_assistant": "message 0, the first turn, is an assistant turn",
+    "starts_with_assistant": "the first turn (message 0) is from the assistant",
     "tool_result_without_call": "message 1 is a tool result, but no tool call precedes it",
     "consecutive_user": "message 1 is a user turn right after a user turn",
     "consecutive_assistant": "message 2 is an assistant turn right after an assistant turn",
@@ -67,7 +67,7 @@ DETAILS = {
         "to INT32 when casting from source column text"
     ),
     "orphan": "its parent is not in the file",
-    "tree": "an earlier row also has the message_id 'b'",
+    "tree": "message_id 'b' is already used by an earlier row",
     "transcript": "the text does not begin with `Human:` or `Assistant:`",
     "ends_on_user": "the last message is a user turn; set allow_ends_on_user to keep such rows",
     "ends_on_tool": "the last message is a tool result, so the answer to it is missing",
@@ -78,7 +78,7 @@ DETAILS = {
     "weight": "the answer in chosen has a loss weight",
     "empty_prompt": "the prompt (message 0) is empty: a user turn without text",
     "empty_answer": "the answer (message 1) is empty: no text, reasoning or tool call",
-    "too_many_chars": "message 1 is longer than max_chars",
+    "too_many_chars": "message 1 has more characters than validate.max_chars",
 }
 """Reason code of the validate step -> detail of the row in `ROWS`."""
 
@@ -104,7 +104,7 @@ MESSAGES = {
         "template, or change audit.max_duplicates, dedup.exact (drop keeps one row of each)"
     ),
     "TokenizerError": (
-        "no vocabulary in tokenizer folder 'TMP/empty' (no tokenizer file); it needs "
+        "tokenizer folder 'TMP/empty' has no vocabulary file (no tokenizer file). It needs "
         "tokenizer.json, vocab.json + merges.txt, vocab.txt, tokenizer.model or tekken.json"
     ),
     "TemplateError": "template 'TMP/chat.jinja', line 1: unexpected '}'",

@@ -1,4 +1,4 @@
-"""docs/how-to/keep-records-apart.md: data x collator x attention -> right or wrong.
+"""docs/how-to/keep-records-apart.md: data x collator x attention -> correct or wrong.
 
 For every cell of the table, run one step of the trainer and compare its loss with that of the
 records fed one by one.
@@ -138,7 +138,7 @@ def test_a_cell_of_the_table(forms, tmp_path, trainer, way, plain, enabled, is_e
         try:
             loss = one_step(data, trainer, way, attention, size, tmp_path)
             expected = loss_alone([data[number] for number in range(size)])
-            found = "right" if loss == pytest.approx(expected, abs=1e-3) else "**wrong**"
+            found = "correct" if loss == pytest.approx(expected, abs=1e-3) else "**wrong**"
         except (ContractError, ValueError):
             found = "error"
         finally:

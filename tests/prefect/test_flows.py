@@ -310,7 +310,7 @@ def test_a_drifted_version_is_published_and_its_ref_held(place, cache, first):
     assert ref(place) == first
     page = newest("demo-refresh")
     assert "To promote it" in page
-    reason = f"drift of sources is {held.change.drift.sources:.4f}, over 0.0500"
+    reason = f"drift of sources is {held.change.drift.sources:.4f}; the limit is 0.0500"
     share = f"{held.change.drift.sources:.2%}"
     assert f"| drift.sources | **FAILED** | {share} | at most 5.00% | {reason} |" in page
     assert f"| drift.lengths | passed | {held.change.drift.lengths:.2%} |  |  |" in page
@@ -534,7 +534,8 @@ def test_verify_reads_every_byte_of_all_datasets_and_fails_on_one_flipped(place,
     damaged = verify(str(store), return_state=True)
     assert damaged.is_failed()
     with pytest.raises(
-        IntegrityError, match=r"other: data/eval-.* is damaged: 4 reads did not have the published"
+        IntegrityError,
+        match=r"other: data/eval-.* is damaged: 4 reads had a SHA-256 other than the published",
     ):
         damaged.result()
     rows = json.loads(newest("verify"))

@@ -59,7 +59,7 @@ def test_a_dead_server_is_one_sentence_with_its_address(tmp_path):
     assert home.is_dir()
     assert done.returncode == 6
     *phases, said = done.stderr.splitlines()
-    assert said.startswith("TransientError: no Prefect server answers (Failed to reach API")
+    assert said.startswith("TransientError: cannot reach a Prefect server (Failed to reach API")
     assert "http://127.0.0.1:9/api" in said
     assert "Start one, unset PREFECT_API_URL, or run `packhouse prepare`" in said
     assert phases[0] == "importing Prefect ..."

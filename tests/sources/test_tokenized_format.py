@@ -163,7 +163,7 @@ def test_padding_after_packed_records_belongs_to_none_of_them():
         ({"input_ids": [2**70, *IDS[1:]]}, "token_ids", "over 64 bits"),
         ({"attention_mask": [1, 1, 1, 1, 1, 0]}, "labels", "a trained token has attention_mask 0"),
         ({"attention_mask": [1, 0, 1, 1, 1, 1]}, "boundaries", "not at the ends"),
-        ({"seq_lengths": [3, 2]}, "boundaries", "do not add up to 6"),
+        ({"seq_lengths": [3, 2]}, "boundaries", "do not add up to the row's 6"),
         ({"seq_lengths": [6, 0]}, "boundaries", "do not add up"),
         ({"seq_lengths": [2**63 - 1, 2**63 - 1, 8]}, "boundaries", "do not add up"),
         ({"cu_seqlens": [0, 4]}, "boundaries", "do not add up"),

@@ -70,7 +70,7 @@ def test_conditions_that_are_ignored_are_noticed(use, moto_environment, monkeypa
 
 def test_a_folder_that_is_a_file_or_cannot_be_linked_in(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("x")
-    with pytest.raises(StoreError, match=r"is a file\. Move it away"):
+    with pytest.raises(StoreError, match=r"is a file\. Move the file"):
         check_usable(str(tmp_path / "file" / "store"))
     with pytest.raises(StoreError, match="store /proc/x"):
         check_usable("/proc/x")

@@ -132,7 +132,7 @@ def test_small_files_are_fetched_whole_with_their_digest(publish, asked, content
     assert num_bytes == data.size
     path = LocalStore(Path(opened.store.uri)).path(opened.key(data))
     path.write_bytes(bytes(data.size))
-    with pytest.raises(IntegrityError, match="sha256"):
+    with pytest.raises(IntegrityError, match="SHA-256"):
         fetch_columns(opened, {"data": ["seq_lengths"]}, tmp_path / "others")
 
 

@@ -310,7 +310,7 @@ def ci(
       2, 3  bad input: the recipe; a source or the tokenizer
       4     rejected by a gate: nothing was published
       5, 6  the store or a disk; a temporary network or storage error
-      7    published, but the ref did not move: the version differs too much from the last
+      7    published, but the ref did not move: the version drifted too far
       130   stopped by Ctrl-C (143: by SIGTERM, 129: by SIGHUP)
     """
     job = CiJob(dataset=Path(recipe_path).stem, only_plan=plan_only)

@@ -447,7 +447,7 @@ def published(place):
 def test_a_key_that_may_only_read_the_mirror_costs_the_writing_and_not_the_run(place, monkeypatch):
     mirror = f"file://{place / 'mirror'}"
     monkeypatch.setenv("PACKHOUSE_CACHE", str(place / "new"))
-    monkeypatch.setattr("packhouse.addons.mirrors.ObjectStore.put_create", refuse)
+    monkeypatch.setattr("packhouse.addons.mirrors.file_body", refuse)
     done = run(place, mirror)
     assert done.exit_code == 0, done.output
     assert ref(place)

@@ -1,7 +1,7 @@
 """`packhouse quarantine ls | show | retry`: list bad rows with reasons, and check fixed rows.
 
 A quarantined row keeps its first 64 KiB. `bad_rows.editable` turns it into a line that users can
-fix: the parsed row if it parses, otherwise its text. `check_mended` reads fixed rows with the
+fix: the parsed row if it parses, otherwise its text. `check_fixed` reads fixed rows with the
 recipe's own reader, as if they were in a separate file, renders and tokenizes them, and returns
 those that pass as JSON Lines, which a recipe can add as another source. Holds the bad rows of one
 dataset in memory: a few KB each.
@@ -59,14 +59,14 @@ class MendedSource:
     """Rows of one source that now pass, and recipe settings to read them."""
 
     name: str
-    """Name of the file and the new source: `<source>-mended`."""
+    """Name of the file and the new source: `<source>-fixed`."""
     lines: tuple[bytes, ...]
     """One line of JSON per row."""
     settings: Mapping[str, object]
     """Settings of the source in a recipe, except `path`: `name`, `format`, `fields`, ..."""
 
 
-def check_mended(
+def check_fixed(
     lines: Iterable[Mapping[str, object]], recipe: Recipe
 ) -> tuple[list[MendedSource], list[dict[str, object]]]:
     """Check fixed rows with the recipe's rules.
@@ -103,7 +103,7 @@ def check_mended(
     passed = []
     for (name, row_format), rows in sorted(groups.items(), key=lambda group: group[0]):
         # Fixed rows are JSON Lines, whatever the file format of the source was.
-        own: dict[str, object] = {"path": "", "name": f"{name[:50]}-mended", "format": row_format}
+        own: dict[str, object] = {"path": "", "name": f"{name[:50]}-fixed", "format": row_format}
         own |= {"file_format": "jsonl", "encoding": "utf-8", "rows_at": None, "table": None}
         config = SourceConfig.model_validate(origins[name].model_dump() | own)
         why = _read_again([text for _, text in rows], config, recipe)
@@ -190,7 +190,7 @@ _TARGET_HELP = (
     "RECIPE for the bad rows of its last run on this machine."
 )
 
-_MENDED = "_mended.jsonl"
+_FIXED = "_fixed.jsonl"
 """Lists which bad rows the fixed rows replace. Folder sources skip names that start with `_`."""
 _PLACE = ("source", "row", "raw_sha256")
 """Columns that identify a bad row."""
@@ -316,7 +316,7 @@ def show(
 )
 @_target
 @click.option("--edit", type=click.Path(path_type=Path), help="File to write the bad rows to.")
-@click.option("--from", "mended", type=click.Path(path_type=Path), help="File of fixed rows.")
+@click.option("--from", "fixed", type=click.Path(path_type=Path), help="File of fixed rows.")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for rows that pass.")
 @click.option("--recipe", "recipe_path", help="Recipe of the rows, if TARGET is not a recipe.")
 @click.option("--reason", help="Check only rows with this reason.")
@@ -325,7 +325,7 @@ def show(
 def retry(
     target: str,
     edit: Path | None,
-    mended: Path | None,
+    fixed: Path | None,
     out: Path | None,
     recipe_path: str | None,
     reason: str | None,
@@ -334,7 +334,7 @@ def retry(
 ) -> None:
     """Check bad rows again after fixing them."""
     if edit is not None:
-        if mended or out:
+        if fixed or out:
             raise ConfigError(
                 "--edit cannot be combined with --from or --out. Write the file with --edit, "
                 "fix it, then pass it as --from with --out."
@@ -351,11 +351,11 @@ def retry(
     if recipe_path is None and not is_recipe_path(target):
         raise ConfigError("Pass --recipe RECIPE: its rules decide which rows pass.")
     recipe = read_recipe(recipe_path or target)
-    if mended:
-        lines = _read_lines(mended)
+    if fixed:
+        lines = _read_lines(fixed)
     else:
         lines = [editable(row) for row in _rows_to_mend(target, cache, reason)]
-    passed, still_bad = check_mended(lines, recipe)
+    passed, still_bad = check_fixed(lines, recipe)
     mended_lines = _write_retried(lines, passed, still_bad, out, as_json)
     # Steps that can reject some records of a row and accept others. Format rejects a row as a
     # whole, but windows and paths separately.
@@ -419,16 +419,16 @@ def _of_recipe(recipe: Recipe, workspace: Workspace) -> pa.Table:
     paths = [r.path("quarantined.arrow") for r in found if "quarantined.arrow" in r.files]
     table = pa.concat_tables([QUARANTINED.empty_table(), *map(read_table, paths)])
     # Leave out rows whose fixed form is already a source of the recipe.
-    mended: set[tuple[object, ...]] = set()
+    fixed: set[tuple[object, ...]] = set()
     for source in recipe.sources:
         path = Path(source.path)
-        note = (path if path.is_dir() else path.parent) / _MENDED
+        note = (path if path.is_dir() else path.parent) / _FIXED
         if "://" not in source.path and note.is_file():
-            mended |= {tuple(map(line.get, _PLACE)) for line in _read_lines(note)}
+            fixed |= {tuple(map(line.get, _PLACE)) for line in _read_lines(note)}
     places = zip(*(table[name].to_pylist() for name in _PLACE), strict=True)
-    is_left = [place not in mended for place in places]
-    if num_mended := len(is_left) - sum(is_left):
-        are = counted(num_mended, "row is", "rows are")
+    is_left = [place not in fixed for place in places]
+    if num_fixed := len(is_left) - sum(is_left):
+        are = counted(num_fixed, "row is", "rows are")
         print_note(f"{are} not shown, because sources of the recipe contain the fixed rows")
     return table.filter(pa.array(is_left, pa.bool_()))
 
@@ -489,14 +489,14 @@ def _write_retried(
     if still_bad:
         left.write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in still_bad))
     bad = {(line["source"], line["row"]) for line in still_bad}
-    mended = [line for line in lines if (line["source"], line["row"]) not in bad]
+    fixed = [line for line in lines if (line["source"], line["row"]) not in bad]
     # Lines written by hand have no digest, so they cannot be matched to a bad row.
-    replaced = [{name: row[name] for name in _PLACE} for row in mended if "raw_sha256" in row]
-    (out / _MENDED).write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in replaced))
+    replaced = [{name: row[name] for name in _PLACE} for row in fixed if "raw_sha256" in row]
+    (out / _FIXED).write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in replaced))
     num_passed = sum(len(source.lines) for source in passed)
     if as_json:
         echo(json.dumps({"passed": num_passed, "still_bad": still_bad, "sources": sources}))
-        return mended
+        return fixed
     echo(f"{counted(num_passed, 'row')} passed, {len(still_bad):,} still bad")
     for line in still_bad[:5]:
         reason = for_terminal(str(line.get("detail", "")))
@@ -508,7 +508,7 @@ def _write_retried(
         for source in passed:
             entry = {"path": str((out / f"{source.name}.jsonl").absolute()), **source.settings}
             echo(textwrap.indent(yaml.safe_dump([entry], sort_keys=False).rstrip(), "  "))
-    return mended
+    return fixed
 
 
 _MOST_FILES = 200

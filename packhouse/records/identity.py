@@ -1,6 +1,6 @@
 """Compute ids of conversations from their content, and keys of groups that a split keeps together.
 
-The messages of a shard lie in one flat buffer, so an id is one sha256 over a slice of it: 52,002
+The messages of a shard are in one flat buffer, so an id is one sha256 over a slice of it: 52,002
 Alpaca rows take about 0.1 s. Ids and keys are 20 hex digits; `leading_bits` and the functions after
 it compare them as numbers.
 

@@ -547,8 +547,8 @@ def _parts_in(
         if not is_same or text[own.start : own.end] != said[own.first : own.last].encode():
             raise RefusedError(
                 "template",
-                f"the parts of message {number} have weights of their own, and it is not written "
-                "as it stands. Give the message one weight",
+                f"the parts of message {number} have different weights, but the template changes "
+                "its text. Give the message one weight",
             )
         # Parts of 12 and 5 characters end at [12, 17]: characters 0 to 12 and 12 to 17 of the
         # content "Let me see. Four.", wherever it is in the rendering.

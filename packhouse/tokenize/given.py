@@ -53,7 +53,7 @@ def read_given(validated: pa.Table, snapshot: TokenizerSnapshot) -> GivenTokens:
     # Index of each message's first id: contents of 16 and 8 digits are ids [0, 2) and [2, 3).
     bounds = bounds.astype(np.int64) // 8
     of_record = bounds[flat.offsets]  # index of each record's first id
-    faults = _faults(flat, ids, bounds, of_record, snapshot)
+    faults = _faults(ids, of_record, snapshot)
     if faults:
         is_good = np.ones(validated.num_rows, np.bool_)
         is_good[list(faults)] = False
@@ -116,11 +116,7 @@ def text_of_given(conversations: pa.Table) -> pa.Table:
 
 
 def _faults(
-    flat: FlatMessages,
-    ids: Int32s,
-    bounds: Int64s,
-    of_record: Int64s,
-    snapshot: TokenizerSnapshot,
+    ids: Int32s, of_record: Int64s, snapshot: TokenizerSnapshot
 ) -> dict[int, tuple[str, str]]:
     """Return record -> reason and detail, for records that the tokenizer cannot have produced."""
     faults: dict[int, tuple[str, str]] = {}

@@ -114,7 +114,7 @@ def test_parts_that_the_template_or_the_recipe_rewrites_are_refused():
     table = make_table([talk("[[4,0.0],[5,null]]"), talk("[[3,0.0],[9,null]]")])
     bad = chat_renderer(CHATML).render(table).quarantined.to_pylist()
     assert [each["row"] for each in bad] == [1]
-    assert "not written as it stands" in bad[0]["detail"]
+    assert "the template changes its text" in bad[0]["detail"]
     rendered = make_renderer(FormatConfig(template="alpaca"), make_snapshot()).render(table)
     assert rendered.formatted.num_rows == 0
     assert "weights of parts" in rendered.quarantined["detail"][0].as_py()

@@ -166,7 +166,7 @@ RIGHT: dict[str, tuple[Any, ...]] = {
     "SQuAD, nested": ("dev-v2.0.json", dumped(squad(TALKS))),
     "SQuAD, a question a row": ("a.jsonl", lines(SQUAD)),
     "rows in a field of one object": ("api.json", dumped(IN_ONE)),
-    "turns with names of their own": ("a.jsonl", lines(DIALOGS)),
+    "turns with other names of speakers": ("a.jsonl", lines(DIALOGS)),
     "objects over several lines": ("a.jsonl", b"".join(OVER_LINES)),
     "a list in an object in an object": ("a.json", dumped(DEEP)),
     "a column that pandas wrote without a name": ("a.csv", table(CUT_BY_PANDAS, ",")),

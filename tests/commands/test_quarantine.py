@@ -137,7 +137,7 @@ def test_fixed_rows_become_a_source_that_the_recipe_can_add(desk):
     call("retry", *target, "--edit", "bad.jsonl")
     lines = [mend(json.loads(line)) for line in (desk / "bad.jsonl").read_text().splitlines()]
     (desk / "bad.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
-    output = call("retry", *target, "--from", "bad.jsonl", "--out", "mended", "--json", code=4)
+    output = call("retry", *target, "--from", "bad.jsonl", "--out", "fixed", "--json", code=4)
 
     done = json.loads(output)
     assert done["passed"] == 2
@@ -178,7 +178,7 @@ def test_unedited_rows_pass_when_the_rules_changed(desk):
     run_recipe(desk, "validate.max_chars=100")
     output = call("retry", "store/birds", "--recipe", "recipe.yaml", "--out", "out")
     assert "1 row passed, 0 still bad" in output
-    assert "name: rows-mended" in output
+    assert "name: rows-fixed" in output
     assert not (desk / "out" / "_still-bad.jsonl").exists()
 
 
@@ -199,7 +199,7 @@ def test_tsv_rows_are_read_by_their_header(desk):
     lines[1]["raw"] = "no label\t0"
     (desk / "bad.jsonl").write_text("\n".join(map(json.dumps, lines)))
     call("retry", "recipe.yaml", "--from", "bad.jsonl", "--out", "out")
-    written = (desk / "out" / "labels-mended.jsonl").read_text().splitlines()
+    written = (desk / "out" / "labels-fixed.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in written] == [
         {"sentence": "awful", "label": "0"},
         {"sentence": "no label", "label": "0"},
@@ -221,9 +221,9 @@ def test_rows_that_a_template_refused_pass_once_they_are_fixed(desk):
     bad = json.loads(line)
     assert (bad["step"], bad["reason"]) == ("format", "template")
     bad["raw"]["messages"][1] = {"role": "assistant", "content": "4"}
-    (desk / "mended.jsonl").write_text(json.dumps(bad) + "\n")
-    call("retry", "recipe.yaml", "--from", "mended.jsonl", "--out", "out2")
-    (line,) = (desk / "out2" / "chat-mended.jsonl").read_text().splitlines()
+    (desk / "fixed.jsonl").write_text(json.dumps(bad) + "\n")
+    call("retry", "recipe.yaml", "--from", "fixed.jsonl", "--out", "out2")
+    (line,) = (desk / "out2" / "chat-fixed.jsonl").read_text().splitlines()
     assert json.loads(line)["messages"][1]["content"] == "4"
 
 
@@ -243,9 +243,9 @@ def test_rows_that_the_tokenizer_refused_keep_their_raw_row(desk):
     again = ["retry", "recipe.yaml", "--cache", "cache", "--reason", bad["reason"]]
     call(*again, "--out", "out", code=4)
     (line,) = (desk / "out" / "_still-bad.jsonl").read_text().splitlines()
-    (desk / "mended.jsonl").write_text(line.replace("<|im_end|>", "the end"))
-    call("retry", "recipe.yaml", "--from", "mended.jsonl", "--out", "out2")
-    assert "Say the end twice." in (desk / "out2" / "chat-mended.jsonl").read_text()
+    (desk / "fixed.jsonl").write_text(line.replace("<|im_end|>", "the end"))
+    call("retry", "recipe.yaml", "--from", "fixed.jsonl", "--out", "out2")
+    assert "Say the end twice." in (desk / "out2" / "chat-fixed.jsonl").read_text()
 
 
 def test_a_row_with_several_bad_records_is_fixed_once(desk):
@@ -264,7 +264,7 @@ def test_a_row_with_several_bad_records_is_fixed_once(desk):
     done = CliRunner().invoke(cli, [*again, "--from", "bad.jsonl", "--out", "out"])
     assert done.stdout.startswith("1 row passed, 0 still bad\n")
     assert "`dedup.exact: drop` removes the duplicates" in done.stderr  # the first answer's
-    assert len((desk / "out" / "chat-mended.jsonl").read_text().splitlines()) == 1
+    assert len((desk / "out" / "chat-fixed.jsonl").read_text().splitlines()) == 1
 
 
 def test_a_file_that_holds_something_else_is_refused(desk):
@@ -287,10 +287,10 @@ def test_rows_of_a_file_in_another_encoding_are_fixed_as_utf8(desk):
     (bad,) = map(json.loads, (desk / "bad.jsonl").read_text().splitlines())
     (desk / "bad.jsonl").write_text(json.dumps({**bad, "raw": bad["raw"] + "]"}))
 
-    said = call("retry", "recipe.yaml", "--from", desk / "bad.jsonl", "--out", desk / "mended")
+    said = call("retry", "recipe.yaml", "--from", desk / "bad.jsonl", "--out", desk / "fixed")
 
     assert "1 row passed, 0 still bad" in said
-    (line,) = (desk / "mended" / "rows-mended.jsonl").read_text(encoding="utf-8").splitlines()
+    (line,) = (desk / "fixed" / "rows-fixed.jsonl").read_text(encoding="utf-8").splitlines()
     assert json.loads(line) == [rows[0]]
     snippet = yaml.safe_load(said.partition("sources:\n")[2])
     assert "encoding" not in snippet[0]

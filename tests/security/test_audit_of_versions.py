@@ -29,7 +29,7 @@ def test_a_package_that_nobody_answered_for_does_not_pass(capsys):
 
 def test_a_vulnerable_version_is_named_with_the_fixed_one(capsys):
     assert audit.report([SOUND, SKIPPED, VULNERABLE]) == 1
-    assert "jinja2 3.1.5: PYSEC-1, mended by 3.1.6" in capsys.readouterr().out
+    assert "jinja2 3.1.5: PYSEC-1, fixed by 3.1.6" in capsys.readouterr().out
 
 
 def test_every_file_of_versions_is_audited():

@@ -504,7 +504,7 @@ class Simulation:
 
 def simulate(seeds: range, **store: bool) -> tuple[int, int]:
     """Run schedules and return requests and faults. A violation names its seed."""
-    manifest.parse_slot = _parse_slot  # type: ignore[assignment]  # cached: a cache is no function
+    manifest.parse_slot = _parse_slot  # type: ignore[assignment]  # cached, so it is not a plain function
     refs.parse_ref = _parse_ref
     num_steps = num_faults = 0
     try:

@@ -260,7 +260,7 @@ def test_an_end_that_is_no_footer_is_refused(publish, asked, content, end):
 
 def test_footers_are_parsed_in_the_child_alone(publish, content, monkeypatch):
     def parsed(*_: object) -> None:
-        raise AssertionError("the parent parses a stranger's footer")
+        raise AssertionError("the parent parses an untrusted footer")
 
     monkeypatch.setattr(pq, "read_metadata", parsed)
     monkeypatch.setattr(pq, "ParquetFile", parsed)

@@ -149,7 +149,7 @@ CASES = {
         "Jinja file", {"of": toy(CHATML)}),
     "a turn that whole renderings tear apart": Case("template", GEMMA4, SHAPES["parallel"],
         "Set format.turns: joined", {"turns": "joined"}, {"turns": "whole"}, TOOLS),
-    "a prompt that is no beginning of the whole rendering": Case("template",
+    "a prompt that does not begin the whole rendering": Case("template",
         family("qwen3_5_think.jinja"), SHAPES["agent"], "Set format.turns: joined",
         {"turns": "joined"}, {"turns": "whole"}, TOOLS),
     "parts with weights in a text that is written as JSON": Case("template",
@@ -160,7 +160,7 @@ CASES = {
         "(c.id or '') + c.function.name", 1)), changed(ONE_CALL, 1,
         tool_calls=call("get<|im_start|>", name="get", arguments={})), "Remove it",
         {"messages": changed(ONE_CALL, 1, tool_calls=call("get", name="get", arguments={}))}),
-    "arguments that are no object": Case("template", toy(WITH_CALLS), [user("Rome?"), answer("",
+    "arguments that are not an object": Case("template", toy(WITH_CALLS), [user("Rome?"), answer("",
         tool_calls=call(None, name="look", arguments="oops"))], "as an object",
         {"messages": ONE_CALL}),
     "a template that recurses": Case("template_limit", toy(RECURSES), HI, "fix a template",
@@ -232,7 +232,7 @@ CASES = {
         {"reasoning": "strip"}),
     "the same, untrained": Case("unclosed_thinking", QWEN3, TAG_OPEN, "the weight 0",
         {"messages": unweighed(TAG_OPEN, 1)}, {"reasoning": "strip"}),
-    "the same, kept as it is": Case("unclosed_thinking", QWEN3, TAG_OPEN, "format.reasoning: keep",
+    "the same, kept unchanged": Case("unclosed_thinking", QWEN3, TAG_OPEN, "format.reasoning: keep",
         {"reasoning": "keep"}, {"reasoning": "strip"}),
 }
 # fmt: on

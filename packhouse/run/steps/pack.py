@@ -326,9 +326,9 @@ def _select(work: Work[PackParameters]) -> Selection:
     # prompt` they share a group anyway.
     is_left_out = any(each.facts.notes.get("reasoning_not_rendered") for each in formatted)
     has_eval = any(source.eval_only for source in recipe.sources)
-    if is_left_out and recipe.split.group_by == "record":
-        if has_eval or recipe.split.eval_fraction > 0 or recipe.split.eval_count:
-            selection.group_keys = join_equal(selection.groups, _ids_of_tokens(shards), seed)
+    has_eval = has_eval or recipe.split.eval_fraction > 0 or bool(recipe.split.eval_count)
+    if is_left_out and has_eval and recipe.split.group_by == "record":
+        selection.group_keys = join_equal(selection.groups, _ids_of_tokens(shards), seed)
 
     if dedup.needs_fingerprints(parameters.dedup):
         prints = []

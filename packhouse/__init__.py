@@ -11,8 +11,7 @@ training loops, need torch: `pip install packhouse[torch]`. Errors are in `packh
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-# For editors and type checkers; at run time, `__getattr__` imports.
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # for editors and type checkers; at run time, `__getattr__` imports
     from packhouse.addons.audit_any.audit import AuditReport, audit
     from packhouse.addons.dart_math.supervised import TokenizedDataset, make_supervised_dataset
     from packhouse.addons.exports import Export, export_version

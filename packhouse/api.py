@@ -121,8 +121,7 @@ class Version:
         held_back: tuple[str, ...] = (),
     ) -> None:
         self._opened = opened
-        # `train` may be read from another folder.
-        self._cache = cache and cache.absolute()
+        self._cache = cache and cache.absolute()  # `train` may be read from another folder
         self.is_new, self.held_back = is_new, held_back
         self.id: str = opened.version
         self.dataset: str = opened.dataset

@@ -25,5 +25,4 @@ class EscapedRecord(logging.LogRecord):
         return for_terminal(super().getMessage(), keep_lines=True).replace("\n", "\n    ")
 
 
-# Log messages of tasks quote rows, files and manifests.
-logging.setLogRecordFactory(EscapedRecord)
+logging.setLogRecordFactory(EscapedRecord)  # log messages of tasks quote rows, files and manifests

@@ -101,8 +101,7 @@ def run_chain(
         table = text_table([block.columns, *block.rows])
         log.info("%s", "\n".join(["the ledger of the run", table, *block.lines]))
         publish_artifacts(recipe, prepared)
-        # A killed run may not have announced it.
-        if prepared.created or is_repeated():
+        if prepared.created or is_repeated():  # a killed run may not have announced it
             announce_published(prepared)
         if prepared.published.held_back:
             announce_held(prepared)

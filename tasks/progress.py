@@ -27,12 +27,10 @@ EVERY_S = 2.0
 @contextmanager
 def progress_artifacts(dataset: str) -> Iterator[None]:
     """Show the progress of long steps during the block."""
-    # Other runs may be active in this process.
-    with own_progress():
+    with own_progress():  # other runs may be active in this process
         ended = Event()
         watcher = Thread(
-            # Artifacts belong to the run that creates them.
-            target=copy_context().run,
+            target=copy_context().run,  # artifacts belong to the run that creates them
             args=(_watch, dataset, ended),
             name="packhouse-progress",
             daemon=True,

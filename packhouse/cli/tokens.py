@@ -139,8 +139,7 @@ def _whole(data: bytes) -> tuple[bytes, bytes]:
     r"""Split off an incomplete UTF-8 character at the end: b"a\xf0\x9f" -> b"a", b"\xf0\x9f"."""
     for back in range(1, min(3, len(data)) + 1):
         byte = data[-back]
-        # First byte of a character of 2 to 4 bytes: 110xxxxx, 1110xxxx, 11110xxx.
-        if byte >= 0xC0:
+        if byte >= 0xC0:  # first byte of a character of 2 to 4 bytes: 110xxxxx, 1110xxxx, 11110xxx
             size = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
             return (data[:-back], data[-back:]) if size > back else (data, b"")
         if byte < 0x80:  # ASCII; bytes in between (10xxxxxx) continue a character

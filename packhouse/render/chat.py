@@ -42,16 +42,11 @@ from packhouse.system.arrays import Bools, Int64s
 from packhouse.system.worker import at
 from packhouse.tokenize.encoders import TokenLimit
 
-# Compiling a shape for one row does not pay off.
-MIN_SHAPE_ROWS = 2
-# Attempts to compile a shape before its other rows are rendered one by one.
-MAX_COMPILED = 4
-# Shapes remembered between parts.
-MAX_SHAPES = 2**12
-# A compiled template for at least so many rows is always proven.
-MIN_PROVEN_ROWS = 16
-# Compiled templates per part that are proven even with fewer rows.
-NUM_PROVEN = 8
+MIN_SHAPE_ROWS = 2  # compiling a shape for one row does not pay off
+MAX_COMPILED = 4  # attempts to compile a shape before its other rows are rendered one by one
+MAX_SHAPES = 2**12  # shapes remembered between parts
+MIN_PROVEN_ROWS = 16  # a compiled template for at least so many rows is always proven
+NUM_PROVEN = 8  # compiled templates per part that are proven even with fewer rows
 
 
 class ChatEngine:

@@ -266,8 +266,7 @@ def bytes_needed(plan: Plan, workspace: Workspace) -> int:
     raw = needed = 0.0
     for jobs in zip(plan.validate, plan.format, plan.tokenize, strict=True):
         shard, size = jobs[0].parameters.shard, float(jobs[0].size)
-        # Each shard has the size of its whole file.
-        if shard.file_format in TABULAR:
+        if shard.file_format in TABULAR:  # each shard has the size of its whole file
             size *= _COLUMNAR / num_shards[shard.file]
         raw += size
         todo = (job.step.name for job in jobs if job.step.peek(job.key, workspace) is None)

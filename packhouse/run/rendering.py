@@ -196,8 +196,7 @@ def usual_template(tokenizer: str, cache: Path, *, has_labels: bool) -> str:
 
     `classification` trains the EOS token, which BERT's tokenizer lacks.
     """
-    # The pipeline affects ids only.
-    snapshot = load_snapshot(tokenizer, cache, "class")
+    snapshot = load_snapshot(tokenizer, cache, "class")  # the pipeline affects ids only
     if has_labels:
         has_end = snapshot.special_tokens.get("eos_token")
         return "classification" if has_end else "sequence_classification"

@@ -228,8 +228,7 @@ def execute(job: AnyJob, recipe: Recipe, workspace: Workspace) -> AnyReceipt:
     def compute(folder: Path) -> dict[str, object]:
         facts = step.compute(work, folder)
         for name, contract in step.contracts.items():
-            # A quarantine file exists only if there are bad rows.
-            if (folder / name).exists():
+            if (folder / name).exists():  # a quarantine file exists only if there are bad rows
                 workspace.check(contract, read_table(folder / name))
         return step.write_facts(facts)
 

@@ -208,8 +208,7 @@ def find_cache(setting: str | None = None) -> CachePlace:
     folders = [name for name in named if "://" not in name]
     mirrors = [name for name in named if "://" in name]
     folder = Path(".packhouse")
-    # Path.expanduser raises at `~x`, which may be a folder's name.
-    if folders:
+    if folders:  # Path.expanduser raises at `~x`, which may be a folder's name
         folder = Path(os.path.expanduser(folders[0]))  # noqa: PTH111 - for that reason
     elif not (folder / "steps").is_dir():
         folder = user_cache_path("packhouse", appauthor=False)

@@ -91,8 +91,7 @@ def for_markdown(text: str) -> str:
     """
     line = for_terminal(" ".join(text.split()))
     line = _MARKDOWN.sub(lambda found: "".join(f"&#{ord(c)};" for c in found[0]), line)
-    # A zero-width space, so that nobody is mentioned.
-    return line.replace("@", "@\u200b")
+    return line.replace("@", "@\u200b")  # a zero-width space, so that nobody is mentioned
 
 
 def markdown_code(text: str) -> str:
@@ -131,5 +130,4 @@ def _cell(value: object) -> str:
         return value
     if isinstance(value, int):
         return f"{value:,}"
-    # In a cell, "-" is not a list.
-    return "-" if value in (None, "-") else for_markdown(str(value))
+    return "-" if value in (None, "-") else for_markdown(str(value))  # in a cell, "-" is not a list

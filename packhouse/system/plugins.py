@@ -175,8 +175,7 @@ def find_plugin(kind: Kind, name: str, built_in: Sequence[str] = ()) -> Plugin:
     ((distribution, entry),) = owners.items()
     assert entry.dist is not None, "owners have one"
     facts = entry.dist.metadata
-    # `.get` may raise KeyError.
-    version = facts["Version"] if "Version" in facts else None
+    version = facts["Version"] if "Version" in facts else None  # `.get` may raise KeyError
     if not version:
         raise ConfigError(
             f"{_WHAT[kind]} '{name}': its package {distribution} has no version, which must be "

@@ -47,8 +47,7 @@ def notebook_progress() -> Any:
     class Page(Progress):
         def __init__(self) -> None:
             super().__init__(disable=True)  # no drawing by rich itself
-            # `rich` sets it to its console's; use the method below.
-            del self.print
+            del self.print  # rich sets it to its console's; use the method below
             self.lines: list[str] = []
             self.handle: Any = None
             self.drawn = 0.0

@@ -71,8 +71,7 @@ def page(blocks: Iterator[object]) -> None:
                 out.print(block, end="")
             yield held.get()
 
-    # Show colors; quit at once if it fits on the screen.
-    os.environ.setdefault("LESS", "FRX")
+    os.environ.setdefault("LESS", "FRX")  # show colors; quit at once if it fits on the screen
     click.echo_via_pager(lines(), color=True)
 
 

@@ -65,24 +65,19 @@ SECONDS = "PACKHOUSE_CHILD_SECONDS"
 """Environment variable: CPU seconds of a rendering, and of a batch in addition to the time for its
 size; default 20. All renderings of a row together may take `_ROW_TIMES` as much."""
 
-# A long conversation is rendered once for each of its turns.
-_ROW_TIMES = 30
-# Minimum speed of a batch; HF encodes 2 MB/s.
-_BYTES_PER_SECOND = 50_000
+_ROW_TIMES = 30  # a long conversation is rendered once for each of its turns
+_BYTES_PER_SECOND = 50_000  # minimum speed of a batch; HF encodes 2 MB/s
 # A worker that sleeps or is blocked uses no CPU time, so silence has a limit of its own.
 _QUIET_S = 600
 _IDLE_S = 60.0
 _MAX_REPLY_BYTES = 2**30
 _READ_BYTES = 2**20
-# Stacks of the threads that Arrow, numpy and tokenizers have per core.
-_BYTES_PER_CPU = 32 * 2**20
-# A worker that still uses more than this after a call is not reused.
-_KEPT_BYTES = 2**30
+_BYTES_PER_CPU = 32 * 2**20  # stacks of the threads that Arrow, numpy and tokenizers have per core
+_KEPT_BYTES = 2**30  # a worker that still uses more than this after a call is not reused
 
 # Environment variables that a worker gets: no AWS_*, HF_TOKEN, PREFECT_*, and no passwords.
 _KEPT = {"PATH", "HOME", "LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "LD_PRELOAD"}
-# Location of tokenizers from the Hub.
-_KEPT |= {"HF_HOME", "HF_HUB_CACHE", "XDG_CACHE_HOME"}
+_KEPT |= {"HF_HOME", "HF_HUB_CACHE", "XDG_CACHE_HOME"}  # location of tokenizers from the Hub
 _KEPT |= {"SOURCE_DATE_EPOCH", "TOKENIZERS_PARALLELISM"}
 _KEPT_PREFIXES = ("LC_", "OMP_", "OPENBLAS_", "RAYON_", "MALLOC_")
 _ADDED = {
@@ -255,8 +250,7 @@ class _Worker:
     def __init__(self, imports: str = __name__) -> None:
         self.environment = _environment()
         self.was_idle = self.has_spoken = self.is_stuck = self._is_ending = False
-        # After it ended: exit code, and the end of its stderr.
-        self.code, self.said = -1, ""
+        self.code, self.said = -1, ""  # after it ended: exit code, and the end of its stderr
         self._stderr = tempfile.TemporaryFile()
         self.socket, theirs = socket.socketpair()
         self.socket.settimeout(1)
@@ -264,8 +258,7 @@ class _Worker:
             mark.truncate(_MARK.size)
             self._mark = mmap.mmap(mark.fileno(), _MARK.size)
             shared = theirs.fileno(), mark.fileno()
-            # Hide torch: transformers would import it, which takes 2 s or more.
-            code = (
+            code = (  # hide torch: transformers would import it, which takes 2 s or more
                 f"import sys; sys.path[:] = {sys.path!r}; sys.modules['torch'] = None; "
                 f"from {__name__} import hide_pandas, serve; hide_pandas(); "
                 f"import {imports}; serve(*{shared})"
@@ -302,8 +295,7 @@ class _Worker:
             if data[:1].tobytes() == b"[":
                 return orjson.loads(data)
             batch = pa.ipc.open_stream(data).read_next_batch()
-            # False offsets would make us read outside of the buffers.
-            batch.validate(full=True)
+            batch.validate(full=True)  # false offsets would make us read outside of the buffers
             return ["item", batch]
         except EOFError:
             return None
@@ -395,8 +387,7 @@ def _take() -> _Worker:
 def _environment() -> dict[str, str]:
     kept = {k: v for k, v in os.environ.items() if k in _KEPT or k.startswith(_KEPT_PREFIXES)}
     with suppress(OSError):  # the folder was deleted
-        # Reuse a worker only in the same folder: relative paths.
-        kept["PWD"] = str(Path.cwd())
+        kept["PWD"] = str(Path.cwd())  # reuse a worker only in the same folder: relative paths
     return kept | _ADDED
 
 
@@ -423,8 +414,7 @@ def begin_pool_process() -> None:
         raise RuntimeError("begin_pool_process needs a process started by multiprocessing")
 
     def wait() -> None:
-        # Waits on a pipe held only by the parent, so it returns however that dies.
-        parent.join()
+        parent.join()  # waits on a pipe held only by the parent, so it returns however that dies
         os._exit(1)
 
     threading.Thread(target=wait, name="end-with-parent", daemon=True).start()
@@ -492,8 +482,7 @@ class _Served:
     def do(self, task: _Task) -> None:
         """Run a task under its limits and send replies."""
         self.task = task
-        # Elsewhere RLIMIT_DATA does not count mmap.
-        if sys.platform == "linux":
+        if sys.platform == "linux":  # elsewhere RLIMIT_DATA does not count mmap
             soft = _data_bytes() + _BYTES_PER_CPU * (os.cpu_count() or 1) + task.memory
             hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
             soft = soft if hard == resource.RLIM_INFINITY else min(soft, hard)
@@ -623,8 +612,7 @@ class _FileOfParent(io.RawIOBase):
 
 def _message(item: object) -> Any:
     if not isinstance(item, pa.RecordBatch):
-        # Without `default`, so that other types raise.
-        return orjson.dumps(["item", item])
+        return orjson.dumps(["item", item])  # without `default`, so that other types raise
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, item.schema) as writer:
         writer.write_batch(item)
@@ -648,8 +636,7 @@ _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 # An allocator that keeps everything saves as much CPU time, but needs 130 MB more.
 _FREED_BYTES = 64 * 2**20
-# glibc's maximum; larger arrays are returned to the kernel at once.
-_MAPPED_BYTES = 32 * 2**20
+_MAPPED_BYTES = 32 * 2**20  # glibc's maximum; larger arrays are returned to the kernel at once
 
 
 def return_freed_memory() -> None:

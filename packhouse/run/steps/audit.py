@@ -239,8 +239,7 @@ def combine_audits(work: Work[Any]) -> dict[str, object]:
         # `concat` cuts on purpose, and `train_on: all` trains the text after end tokens.
         packs["cut_sequences"] = 0
     combined["packs"] = dict(packs)
-    # A single job covers the records of all shards.
-    (repetition,) = found["records"]
+    (repetition,) = found["records"]  # a single job covers the records of all shards
     for name in ("duplicates", "prompt_groups", "prompt_group_records", "both_sides"):
         combined["dataset"][name] = repetition[name]
     if "near_duplicates" in repetition:

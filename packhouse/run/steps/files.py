@@ -52,12 +52,9 @@ _FORMAT_KEYS = {"megatron": "megatron.2", "msgpack": "msgpack.2"}
 
 _TOKENS_PER_GROUP = 2**21
 _BYTES_PER_TOKEN = {"labels": 8, "compact": 4}
-# At 64 bytes per record, writing a file reads 512 MiB.
-_RECORDS_PER_FILE = 2**23
-# Row group of records; pyarrow's default.
-_ROWS_PER_GROUP = 2**20
-# Small, because a bad row has up to 64 KiB of raw bytes.
-_BAD_ROWS_PER_GROUP = 2**14
+_RECORDS_PER_FILE = 2**23  # at 64 bytes per record, writing a file reads 512 MiB
+_ROWS_PER_GROUP = 2**20  # row group of records; pyarrow's default
+_BAD_ROWS_PER_GROUP = 2**14  # small, because a bad row has up to 64 KiB of raw bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -187,8 +187,7 @@ def compute(work: Work[FormatParameters], folder: Path) -> ShardCounts:
     validated = work.input(VALIDATE)
     path = validated.path("validated.arrow")
     rows_in = validated.facts.rows_out
-    # The rows came with ids, so no template is used.
-    if parameters.shard.row_format == "tokenized":
+    if parameters.shard.row_format == "tokenized":  # the rows came with ids, so no template is used
         write_table(folder / "formatted.arrow", text_of_given(read_table(path)))
         return ShardCounts(rows_in=rows_in, rows_out=rows_in, notes={})
     tokenizers = work.workspace.tokenizers

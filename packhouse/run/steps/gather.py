@@ -59,8 +59,7 @@ RECORDS = pa.schema(
     [
         *LINEAGE,
         pa.field("num_trained", pa.int32()),  # trained tokens of this copy
-        # Sum of the loss weights of these tokens.
-        pa.field("total_weight", pa.float64()),
+        pa.field("total_weight", pa.float64()),  # sum of the loss weights of these tokens
         TOKENIZED.field("label"),
         pa.field("pack", pa.int64()),  # number of the pack in its split
         pa.field("position", pa.int32()),  # place of its first token in the pack
@@ -149,8 +148,7 @@ def compute(work: Work[PackRange], folder: Path) -> GatherFacts:
     plan, records = _read_plan(packed, work.recipe.pack, work.parameters)
     shards, rows = _shards_of(ShardIndex(packed, work.workspace), records)
     tally = GatherTally()
-    # Unused, because the plan has its own starts and ends.
-    ends = np.zeros(0, np.int32)
+    ends = np.zeros(0, np.int32)  # unused, because the plan has its own starts and ends
     batches = gather(shards, plan, ends, rows, tally=tally)
     if work.recipe.preferences == "pairs":
         batches = map(as_sequences, batches)
@@ -262,8 +260,7 @@ def read_records(
 def _named(shard: pa.Table, sources: pa.Array, columns: Sequence[str]) -> pa.Table:
     """Return the wanted columns that the shard has, with one `source` dictionary for all shards."""
     named = {name: shard[name] for name in columns if name in shard.column_names}
-    # The length before any cut; outcomes have the packed length.
-    named.pop("num_tokens", None)
+    named.pop("num_tokens", None)  # the length before any cut; outcomes have the packed length
     if "source" in named:
         indices = pc.index_in(named["source"].cast(pa.string()), sources).combine_chunks()
         named["source"] = pa.DictionaryArray.from_arrays(indices, sources)
@@ -299,10 +296,8 @@ class _Places:
             offsets = read_table(packed.path(f"{side}-offsets.arrow"))["offset"].to_numpy()
             sequences = read_table(packed.path(f"{side}-sequences.arrow"))
             number = tokens = 0  # sequences and tokens before the batch
-            # Tokens before the pack that continues into the batch.
-            pack_start = 0
-            # Whether the last head so far is of a first copy.
-            is_first = np.zeros(1, np.bool_)
+            pack_start = 0  # tokens before the pack that continues into the batch
+            is_first = np.zeros(1, np.bool_)  # whether the last head so far is of a first copy
             head_record = np.full(1, -1, np.int64)
             for batch in sequences.to_batches():
                 record, start, end = (column.to_numpy() for column in batch.columns)

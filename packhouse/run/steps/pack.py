@@ -288,8 +288,7 @@ def compute(work: Work[PackParameters], folder: Path) -> PackFacts:
             with_weights=with_weights,
             by_source=by_source,
         )
-        # Free memory before planning the next side.
-        del plan, own, lengths, offsets
+        del plan, own, lengths, offsets  # free memory before planning the next side
     return PackFacts(
         **counts,
         sides=planned,

@@ -363,8 +363,7 @@ def configuration_of(recipe: Recipe) -> dict[str, object]:
         by_alias=True,
         exclude={
             "shard_mb": True,
-            # Lineage lists them by file, independent of order and grouping.
-            "sources": True,
+            "sources": True,  # lineage lists them by file, independent of order and grouping
             "tokenizer": True,
             "tokenize": {"encoder"},
             "publish": set(PublishConfig.model_fields) - decides,

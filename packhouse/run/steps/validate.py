@@ -133,8 +133,7 @@ class ValidateFacts(ShardCounts):
             facts["dropped"] = dict(self.dropped)
         if self.filtered:
             facts["filtered"] = dict(self.filtered)
-        # Only manifests of tokenized sources have this key.
-        if not self.origin.is_tokenized:
+        if not self.origin.is_tokenized:  # only manifests of tokenized sources have this key
             del facts["is_tokenized"]
         return facts | ({"unused_fields": self.extra_fields} if self.extra_fields else {})
 
@@ -270,8 +269,7 @@ def compute(work: Work[ValidateParameters], folder: Path) -> ValidateFacts:
     For pairs, `rejected.arrow` holds the rejected conversations. For rows that are already
     tokenized, `tokens.arrow` holds the tokens that the tokenize step passes on.
     """
-    # Format runs next, and its worker takes time to start.
-    start_early("packhouse.run.rendering")
+    start_early("packhouse.run.rendering")  # format runs next, and its worker takes time to start
     parameters = work.parameters
     rows = read_shard(parameters.shard, parameters.source, parameters.rules, parameters.group_by)
     if parameters.tokenizer is not None:

@@ -24,7 +24,7 @@ from prefect.types import SecretDict
 from pydantic import SecretStr
 
 from packhouse.recipe.reading import expand_variables
-from schemas.places import Places
+from schemas.places import AllowedPaths
 
 HERE = Path(__file__).parent
 POOLS = {  # name: type, template of its jobs
@@ -90,7 +90,7 @@ def make_pools(names: list[str]) -> None:
 def make_forms(deployments: list[dict[str, Any]]) -> None:
     """Let the forms offer what a deployed run accepts, and the names from sources.yaml."""
     file = Path(os.environ.get("PACKHOUSE_SOURCES", HERE / "sources.yaml"))
-    places = Places.model_validate(yaml.safe_load(file.read_text(encoding="utf-8")) or {})
+    places = AllowedPaths.model_validate(yaml.safe_load(file.read_text(encoding="utf-8")) or {})
     with get_client(sync_client=True) as client:
         for each in deployments:
             flow = each["entrypoint"].rpartition(".")[2]  # flows.prepare.prepare
@@ -99,7 +99,7 @@ def make_forms(deployments: list[dict[str, Any]]) -> None:
             client.update_deployment(found.id, DeploymentUpdate(parameter_openapi_schema=schema))
 
 
-def form(schema: dict[str, Any], places: Places) -> dict[str, Any]:
+def form(schema: dict[str, Any], places: AllowedPaths) -> dict[str, Any]:
     """Return the schema of a flow's parameters for the form of its deployments.
 
     Args:

@@ -29,7 +29,7 @@ from packhouse.errors import ConfigError, PackhouseError, TransientError
 from packhouse.read.records import gc_paused
 from packhouse.recipe import Recipe
 from packhouse.run.chain import Prepared
-from packhouse.run.given import read_recipe
+from packhouse.run.inputs import read_recipe
 from packhouse.system.disks import find_cache, make_cache
 from packhouse.system.progress import show_progress, start_phase
 from packhouse.system.terminal import Interrupted

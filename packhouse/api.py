@@ -25,7 +25,7 @@ from packhouse.records.ledger import sum_by_reason
 from packhouse.registry import function_of_addon, has_function
 from packhouse.run.cache import Workspace
 from packhouse.run.chain import prepare_recipe
-from packhouse.run.given import recipe_for
+from packhouse.run.inputs import recipe_for
 from packhouse.store import OpenVersion
 from packhouse.store import open_version as open_stored
 from packhouse.store.read import open_address

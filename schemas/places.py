@@ -53,11 +53,11 @@ class _Allowed(BaseModel):
     write: list[Place] = []
 
 
-class Places(BaseModel):
+class AllowedPaths(BaseModel):
     """Named places, and prefixes inside which other places are allowed.
 
     Example:
-        >>> places = Places(sources={"chats": "/data/chats.jsonl"}, allow={"read": ["s3://raw/"]})
+        >>> places = AllowedPaths(sources={"chats": "/data/chats.jsonl"}, allow={"read": ["s3://raw/"]})
         >>> places.source("chats"), places.source("s3://raw/a.jsonl")
         ('/data/chats.jsonl', 's3://raw/a.jsonl')
         >>> places.source("/etc/passwd")
@@ -146,7 +146,7 @@ class Places(BaseModel):
         )
 
 
-def load_places(path: Path) -> Places:
+def load_places(path: Path) -> AllowedPaths:
     """Read a file of places; relative ones are relative to the file's folder.
 
     Raises:
@@ -154,7 +154,7 @@ def load_places(path: Path) -> Places:
     """
     try:
         raw = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-        places = Places.model_validate(expand_variables(raw))
+        places = AllowedPaths.model_validate(expand_variables(raw))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(
             f"'{path}' cannot be read: {error}. A worker needs this file with its places "
@@ -167,7 +167,7 @@ def load_places(path: Path) -> Places:
     return _anchored(places, path.parent.absolute())
 
 
-def _anchored(places: Places, folder: Path) -> Places:
+def _anchored(places: AllowedPaths, folder: Path) -> AllowedPaths:
     def at(place: str) -> str:
         return place if "://" in place else os.path.normpath(folder / Path(place).expanduser())
 

@@ -31,9 +31,9 @@ from prefect.runtime import deployment
 
 from packhouse.errors import ConfigError
 from packhouse.recipe import Recipe
-from packhouse.run.given import pinned, read_recipe
+from packhouse.run.inputs import pinned, read_recipe
 from packhouse.system.disks import CachePlace, find_cache
-from schemas.places import Places, load_places
+from schemas.places import AllowedPaths, load_places
 from tasks.outcomes import tag_run
 
 log = logging.getLogger("packhouse.flows")
@@ -170,7 +170,7 @@ def _places_file() -> Path:
     return Path(os.environ.get("PACKHOUSE_SOURCES", "deployments/sources.yaml"))
 
 
-def _places(deployed: bool | None = None) -> Places | None:
+def _places(deployed: bool | None = None) -> AllowedPaths | None:
     """Return the rules for this run; None (no limits) in a shell without PACKHOUSE_SOURCES."""
     deployed = _is_deployed() if deployed is None else deployed
     if not deployed and "PACKHOUSE_SOURCES" not in os.environ:
@@ -180,7 +180,7 @@ def _places(deployed: bool | None = None) -> Places | None:
     return places
 
 
-def _take_secrets(places: Places) -> None:
+def _take_secrets(places: AllowedPaths) -> None:
     for variable, block in places.secrets.items():
         if variable not in os.environ:
             os.environ[variable] = _secret(block)

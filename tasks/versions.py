@@ -6,7 +6,7 @@ from typing import TypeVar
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
-from packhouse.addons.ci.refresh import Look, look, planned_version
+from packhouse.addons.ci.refresh import RefreshStatus, check_sources, planned_version
 from packhouse.errors import IntegrityError, VersionNotFoundError
 from packhouse.recipe import Recipe
 from packhouse.store import Ref, load_ref, open_store, open_version, set_ref
@@ -26,9 +26,9 @@ Reports = list[tuple[str, T]]
 
 
 @retried_task(name="look", task_run_name="look: {recipe.dataset}")
-def look_at_sources(recipe: Recipe, cache: str) -> Look:
+def look_at_sources(recipe: Recipe, cache: str) -> RefreshStatus:
     """Compare the sources with the published version without running any step."""
-    return look(recipe, planned_version(recipe, Path(cache)))
+    return check_sources(recipe, planned_version(recipe, Path(cache)))
 
 
 @retried_task(name="datasets")

@@ -36,7 +36,7 @@ from packhouse.records.pairs import REJECTED, both_sides
 from packhouse.records.tables import read_table, write_table
 from packhouse.render.chat_messages import parsed_arguments
 from packhouse.run.cache import Receipt
-from packhouse.run.step import Job, Ref, Step, Work, execute
+from packhouse.run.step import Job, JobContext, Ref, Step, execute
 from packhouse.run.steps.validate import VALIDATE
 from packhouse.system.arrays import Int64s
 from packhouse.system.fingerprint import canonical_json
@@ -285,7 +285,7 @@ def benchmark_job(
     return BENCHMARKS.job(parameters, [validated], label=f"benchmarks in {label}", size=size)
 
 
-def compute(work: Work[BenchmarkParameters], folder: Path) -> BenchmarkFacts:
+def compute(work: JobContext[BenchmarkParameters], folder: Path) -> BenchmarkFacts:
     """Write `matches.arrow`: the rows that share a run of words with a benchmark."""
     receipt = work.input(VALIDATE)
     validated = read_table(receipt.path("validated.arrow"))
@@ -319,7 +319,7 @@ def load_benchmarks(recipe: Recipe, benchmarks: Mapping[str, object]) -> Benchma
 
 
 def match_shards(
-    work: Work[Any],
+    work: JobContext[Any],
     benchmarks: Mapping[str, object],
     validated: Sequence[Receipt[Any]],
     shards: Sequence[pa.Table],
@@ -341,7 +341,7 @@ def match_shards(
     return pa.concat_arrays(named)
 
 
-def contamination_of(work: Work[Any]) -> dict[str, Any]:
+def contamination_of(work: JobContext[Any]) -> dict[str, Any]:
     """Combine the matches in all shards that the publish job reads."""
     matched = [receipt.facts.found for receipt in work.inputs(BENCHMARKS)]
     benchmarks = load_benchmarks(work.recipe, work.parameters.benchmarks)

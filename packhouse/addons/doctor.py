@@ -27,9 +27,9 @@ from packhouse.errors import (
     TransientError,
 )
 from packhouse.run.cache import Workspace, open_mirror
-from packhouse.run.cache_room import cache_lock, cache_room, hold_steps, in_mb
+from packhouse.run.cache_room import cache_lock, cache_room, in_mb, pin_steps
 from packhouse.run.chain import bytes_needed, plan_jobs
-from packhouse.run.given import read_recipe
+from packhouse.run.inputs import read_recipe
 from packhouse.store import guard
 from packhouse.store.guard import FailedCheckError, expect, stored, write
 from packhouse.store.objects import (
@@ -151,7 +151,7 @@ def _check(name: str, trial: Callable[[], str]) -> Check:
 
 
 def _try_folder(folder: Path) -> str:
-    with hold_steps(folder, "doctor", [""]), cache_lock(folder) as is_locked:
+    with pin_steps(folder, "doctor", [""]), cache_lock(folder) as is_locked:
         locks = "; file locks do not work there, so nothing is ever deleted from it"
     return f"'{folder}' can be written{'' if is_locked else locks}"
 

@@ -43,7 +43,7 @@ from packhouse.pack.layout import IGNORE_INDEX, preference_names
 from packhouse.pack.plan import round_up
 from packhouse.recipe.settings import NO_NPY, ExportConfig, ExportFormat
 from packhouse.records.lists import count_up, flat_list, list_array
-from packhouse.run.step import Work
+from packhouse.run.step import JobContext
 from packhouse.run.steps.files import (
     FILES,
     ExportParameters,
@@ -399,7 +399,7 @@ def check_published_exports(exports: Sequence[ExportConfig], packed: PackFacts) 
 
 
 def write_published_export(
-    work: Work[FilesParameters], parameters: ExportParameters, folder: Path
+    work: JobContext[FilesParameters], parameters: ExportParameters, folder: Path
 ) -> FilesFacts:
     """Write each set in the format, without subfolders, as required for the files of a step.
 

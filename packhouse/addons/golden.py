@@ -33,7 +33,7 @@ from packhouse.records.tables import CONVERSATION, FORMATTED, MESSAGE, VALIDATED
 from packhouse.render import make_renderer
 from packhouse.run.cache import Workspace
 from packhouse.run.chain import plan_jobs
-from packhouse.run.given import read_recipe
+from packhouse.run.inputs import read_recipe
 from packhouse.run.rendering import make_window_rule, run_template
 from packhouse.run.step import execute
 from packhouse.system.terminal import echo

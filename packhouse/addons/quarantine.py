@@ -40,7 +40,7 @@ from packhouse.records.reasons import QUARANTINE_REASONS, WITH_REMEDY
 from packhouse.records.tables import QUARANTINED, REFUSED, read_table
 from packhouse.run.cache import Workspace
 from packhouse.run.chain import plan_jobs
-from packhouse.run.given import read_recipe
+from packhouse.run.inputs import read_recipe
 from packhouse.run.rendering import run_template, try_rows
 from packhouse.store import OpenVersion
 from packhouse.store.read import open_address, read_batches

@@ -75,7 +75,7 @@ def prepare(
 
             hide_pandas()
             from packhouse.run.chain import prepare_recipe  # takes over a second
-            from packhouse.run.given import recipe_for
+            from packhouse.run.inputs import recipe_for
             from packhouse.system.disks import check_cache, find_cache
 
             is_recipe = data[0].endswith((".yaml", ".yml"))

@@ -6,7 +6,7 @@ are computed from contents, depend on the ids and the mask:
 
     input_ids [7, 8, 9], labels [-100, 8, 9] -> user 00000007, assistant 0000000800000009
 
-`packhouse.tokenize.given` turns them back into ids and text, with the tokenizer.
+`packhouse.tokenize.pretokenized` turns them back into ids and text, with the tokenizer.
 """
 
 from collections.abc import Collection, Mapping

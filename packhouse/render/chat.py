@@ -23,7 +23,7 @@ from packhouse.recipe import FormatConfig
 from packhouse.records.conversations import DEFAULTS, Conversations, has_thinking
 from packhouse.records.lists import weights_column
 from packhouse.records.messages import num_bytes
-from packhouse.render.chat_messages import parse_given
+from packhouse.render.chat_messages import parse_template_arguments
 from packhouse.render.compiled import CompiledRow, Filling, compile_row
 from packhouse.render.field_columns import FieldColumns, new_numbers
 from packhouse.render.results import (
@@ -194,7 +194,7 @@ class ChatEngine:
         at(conversations.name_of(row))
         raw, given = next(conversations.messages_of(np.array([row])))
         try:
-            return compile_row(self._rows.render(raw, parse_given(*given)))
+            return compile_row(self._rows.render(raw, parse_template_arguments(*given)))
         except RefusedError:
             return None
 
@@ -215,7 +215,7 @@ def render_rows(
     for row, (raw, given) in zip(rows.tolist(), conversations.messages_of(rows), strict=True):
         at(conversations.name_of(row))
         try:
-            done = renderer.render(raw, parse_given(*given), limits.get(row))
+            done = renderer.render(raw, parse_template_arguments(*given), limits.get(row))
         except RefusedError as error:
             refused[row] = error.refusal
             continue

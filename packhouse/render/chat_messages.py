@@ -44,7 +44,7 @@ class MessageForm(NamedTuple):
 PLAIN = MessageForm()
 
 
-class Given(NamedTuple):
+class TemplateArguments(NamedTuple):
     """Arguments of a template in addition to messages."""
 
     tools: list[object] | None = None
@@ -53,9 +53,9 @@ class Given(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def parse_given(tools: str | None, arguments: str | None) -> Given:
+def parse_template_arguments(tools: str | None, arguments: str | None) -> TemplateArguments:
     """Parse tool definitions and arguments of a row. Rows share the result, so do not mutate it."""
-    return Given(json.loads(tools or "null"), json.loads(arguments or "{}"))
+    return TemplateArguments(json.loads(tools or "null"), json.loads(arguments or "{}"))
 
 
 def chat_messages(messages: Messages, form: MessageForm = PLAIN) -> Messages:
@@ -187,8 +187,11 @@ def _fitting(text: str) -> str:
 
 
 def trace_conversation(
-    messages: Messages, given: Given, control: re.Pattern[str], has_content_parts: bool = False
-) -> tuple[Messages, Given, Trace]:
+    messages: Messages,
+    given: TemplateArguments,
+    control: re.Pattern[str],
+    has_content_parts: bool = False,
+) -> tuple[Messages, TemplateArguments, Trace]:
     """Return a conversation with traced texts.
 
     Args:
@@ -219,7 +222,7 @@ def trace_conversation(
     if tools is not None:
         tools = [_traced_tool(trace, at, tool, control) for at, tool in enumerate(tools)]
     arguments = {k: _traced_argument(trace, v, ("argument", k)) for k, v in given.arguments.items()}
-    return copies, Given(tools, arguments), trace
+    return copies, TemplateArguments(tools, arguments), trace
 
 
 def _traced_argument(trace: Trace, value: object, path: Path) -> Any:

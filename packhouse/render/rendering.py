@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 
-from packhouse.render.chat_messages import Given, Messages, in_parts, trace_conversation
+from packhouse.render.chat_messages import Messages, TemplateArguments, in_parts, trace_conversation
 from packhouse.render.provenance import (
     BLOCK_EDGES,
     REWRITTEN,
@@ -213,7 +213,7 @@ class Conversation:
         self,
         template: Template,
         messages: Messages,
-        given: Given,
+        given: TemplateArguments,
         control: re.Pattern[str],
         has_content_parts: bool = False,
         is_stripped: bool = False,

@@ -30,9 +30,9 @@ from packhouse.records.conversations import BEGINS_THOUGHT, DEFAULTS, tag_spans,
 from packhouse.records.identity import Extent
 from packhouse.render.chat_messages import (
     PLAIN,
-    Given,
     MessageForm,
     Messages,
+    TemplateArguments,
     chat_messages,
     in_parts,
 )
@@ -184,23 +184,27 @@ class RowRenderer:
         tools, needed = self._probe_given
         if any("tool_calls" in message for message in messages):
             tools = tools or _TOOLS  # Hunyuan 3 writes reasoning only where there are some
-        given = Given(tools, {**needed, **arguments})
+        given = TemplateArguments(tools, {**needed, **arguments})
         talk = Conversation(self.template, messages, given, self.control, self.has_content_parts)
         done = talk.prefix(len(messages), is_prompt=is_prompt)
         return replace(done, occurrences=[o for o in done.occurrences if o.field.message >= 0])
 
     @cached_property
-    def _probe_given(self) -> Given:
+    def _probe_given(self) -> TemplateArguments:
         """Documents or tools for probes, if the template fails without them.
 
         Rows or the recipe must provide them too.
         """
         documents: dict[str, object] = {"documents": [{"title": "Therefore", "text": "Likewise"}]}
-        for given in (Given(), Given(None, documents), Given(_TOOLS)):
+        for given in (
+            TemplateArguments(),
+            TemplateArguments(None, documents),
+            TemplateArguments(_TOOLS),
+        ):
             with suppress(RefusedError):
                 self.template.render(QUESTION, given.tools, given.arguments)
                 return given
-        return Given()
+        return TemplateArguments()
 
     @cached_property
     def has_content_parts(self) -> bool:
@@ -273,7 +277,9 @@ class RowRenderer:
             return None
         return all(text in written for text in texts)
 
-    def render(self, raw: Messages, given: Given, limit: TokenLimit | None = None) -> RenderedRow:
+    def render(
+        self, raw: Messages, given: TemplateArguments, limit: TokenLimit | None = None
+    ) -> RenderedRow:
         """Render the records of a row.
 
         Args:

@@ -51,7 +51,7 @@ _USUAL_DAYS = 30
 # Days that the steps of a failed or killed run stay pinned, so that the next run can resume.
 UNFINISHED_DAYS = 7
 
-Hold = Callable[[Iterable[str]], None]
+CachePins = Callable[[Iterable[str]], None]
 """Pins more steps by key."""
 
 # Errors of `flock` on file systems without locks.
@@ -59,7 +59,7 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 @contextmanager
-def hold_steps(cache: Path, version_id: str, keys: Iterable[str]) -> Iterator[Hold]:
+def pin_steps(cache: Path, version_id: str, keys: Iterable[str]) -> Iterator[CachePins]:
     """Pin the steps of a run while the block runs, and for another week if it fails.
 
     Args:
@@ -138,7 +138,7 @@ def held_keys(cache: Path) -> set[str]:
 
 @contextmanager
 def cache_lock(cache: Path) -> Iterator[bool]:
-    """Hold the lock of the cache during the block, which should take milliseconds.
+    """CachePins the lock of the cache during the block, which should take milliseconds.
 
     Yields False if the file system has no locks; then nothing may be deleted.
     """

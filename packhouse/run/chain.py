@@ -41,11 +41,11 @@ from packhouse.records.render_counts import factor_note
 from packhouse.registry import function_of_addon, has_function
 from packhouse.run.cache import AnyReceipt, Mirror, Workspace, open_mirror
 from packhouse.run.cache_room import (
-    hold_steps,
     in_mb,
     keep_limits,
     load_last_run,
     obsolete_keys,
+    pin_steps,
     save_last_run,
 )
 from packhouse.run.step import AnyJob, Job, LocalRunner, Run
@@ -142,7 +142,7 @@ class Plan:
 
     validate: tuple[Job[ValidateParameters], ...]
     format: tuple[Job[FormatParameters], ...]
-    beside: tuple[AnyJob, ...]
+    side_jobs: tuple[AnyJob, ...]
     """Side jobs that run with the format jobs: fingerprints if the recipe deduplicates, and
     searches for benchmarks if it names any."""
     tokenize: tuple[Job[TokenizeParameters], ...]
@@ -203,20 +203,20 @@ def plan_jobs(recipe: Recipe) -> Plan:
     validated = tuple(validate.jobs(recipe, tokenizer))
     benchmarks = function_of_addon("benchmarks_of")(recipe) if recipe.audit.benchmarks else {}
     formatted = tuple(format.job(recipe, tokenizer, job, benchmarks) for job in validated)
-    beside: list[AnyJob] = []
+    side_jobs: list[AnyJob] = []
     if needs_fingerprints(recipe.dedup):
         pairs = zip(validated, formatted, strict=True)
-        beside += [format.fingerprint_job(recipe, a.ref, b.ref, b.label) for a, b in pairs]
+        side_jobs += [format.fingerprint_job(recipe, a.ref, b.ref, b.label) for a, b in pairs]
     if benchmarks:
         search = function_of_addon("benchmark_job")
-        beside += [search(benchmarks, job.ref, job.label, job.size) for job in validated]
+        side_jobs += [search(benchmarks, job.ref, job.label, job.size) for job in validated]
     tokenized = tuple(tokenize.job(recipe, tokenizer, job) for job in formatted)
     packed = pack.job(recipe, validated, formatted, tokenized, benchmarks)
     split_job = split.job(recipe, packed)
     return Plan(
         validate=validated,
         format=formatted,
-        beside=tuple(beside),
+        side_jobs=tuple(side_jobs),
         tokenize=tokenized,
         pack=packed,
         split=split_job,
@@ -246,7 +246,7 @@ def output_jobs(plan: Plan, recipe: Recipe, packed: PackFacts) -> OutputJobs:
     written = files.jobs(recipe, shards, plan.pack, packed, by_side)
     reads = (
         *(plan.split, *plan.validate, *plan.format, *plan.tokenize, plan.pack),
-        *(*plan.beside, *gathered, *plan.audit, *audited, *written),
+        *(*plan.side_jobs, *gathered, *plan.audit, *audited, *written),
     )
     # Its key does not change: the keys of these jobs are derived from keys that it covers already.
     last = replace(plan.publish, inputs=tuple(job.ref for job in reads))
@@ -316,7 +316,7 @@ def prepare(
     """Turn raw rows into a published version.
 
     Nothing becomes visible in the store unless every step, contract and count checks out. The run's
-    steps stay in the cache until it succeeds (`hold_steps`). The cache is brought within its
+    steps stay in the cache until it succeeds (`pin_steps`). The cache is brought within its
     limits before and after the run (`keep_limits`).
 
     Args:
@@ -338,7 +338,7 @@ def prepare(
     gates.add([golden])
     plan = plan or plan_jobs(recipe)
     last_run = load_last_run(cache, recipe.dataset).values()
-    with hold_steps(cache, plan.version_id, [job.key for job in (*plan, *plan.beside)]) as hold:
+    with pin_steps(cache, plan.version_id, [job.key for job in (*plan, *plan.side_jobs)]) as hold:
         room, needed = keep_limits(cache), bytes_needed(plan, workspace)
         log.info("cache '%s': %s; this run adds about %s", cache, room, in_mb(needed))
         if needed > room.free_bytes:
@@ -380,7 +380,7 @@ def prepare(
         steps.do(output.files)
         return_freed_memory()  # the worker needs some for the report
         (published,) = steps.do([output.publish])
-        save_last_run(cache, recipe.dataset, (*plan, *plan.beside, *output))
+        save_last_run(cache, recipe.dataset, (*plan, *plan.side_jobs, *output))
         gates.add(published.facts.gates, steps.seconds["audit"])
         note = factor_note(split_text_of(formatted), recipe.format)
     try:
@@ -431,9 +431,9 @@ class _Steps:
         # C code may have swallowed the exception of a signal.
         check_interrupted()
         start = time.perf_counter()
-        # Format jobs also run the side jobs of their shard (`then` in `steps/format.py`).
-        beside = self.plan.beside if jobs is self.plan.format else ()
-        refs = [job.ref for job in (*jobs, *beside)]
+        # Format jobs also run the side jobs of their shard (`_run_side_jobs` in `steps/format.py`).
+        side_jobs = self.plan.side_jobs if jobs is self.plan.format else ()
+        refs = [job.ref for job in (*jobs, *side_jobs)]
         with self.mirror.sharing(refs) if self.mirror else nullcontext():
             receipts = self.run(jobs)
         step, seconds = receipts[0].step, time.perf_counter() - start

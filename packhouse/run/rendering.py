@@ -28,8 +28,8 @@ from packhouse.system.arrays import Int64s
 from packhouse.system.worker import run_in_worker
 from packhouse.tokenize import TokenizerSnapshot, load_snapshot, tokenize_shard, tokenize_table
 from packhouse.tokenize.encoders import TokenLimit
-from packhouse.tokenize.given import read_given
 from packhouse.tokenize.loading import MEMORY_PER_BYTE, tokenizer_bytes, tokenizer_folder
+from packhouse.tokenize.pretokenized import read_given
 from packhouse.tokenize.tokenizing import cuts_prompts
 
 

@@ -80,11 +80,11 @@ class Step(Generic[P, F]):
     """Packages whose version may change the step's output. Part of every key."""
     facts: type[F]
     """Dataclass of a job's counts and findings; stored in the receipt, validated when read."""
-    compute: "Callable[[Work[P], Path], F]"
+    compute: "Callable[[JobContext[P], Path], F]"
     """Runs a job: reads the output of earlier steps, writes files to the folder, returns facts."""
     contracts: Mapping[str, str] = field(default_factory=dict)
     """Output file -> name of the contract that it must satisfy."""
-    then: "Callable[[Work[P], Receipt[F]], Receipt[F]] | None" = None
+    after_each_run: "Callable[[JobContext[P], Receipt[F]], Receipt[F]] | None" = None
     """Called after each job, cached or not, for work that every run must repeat."""
 
     def job(
@@ -178,7 +178,7 @@ AnyStep = Step[Any, Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Work(Generic[P_co]):
+class JobContext(Generic[P_co]):
     """Context passed to `compute`: the job and access to the output of earlier steps."""
 
     job: Job[P_co]
@@ -223,7 +223,7 @@ def execute(job: AnyJob, recipe: Recipe, workspace: Workspace) -> AnyReceipt:
     """
     check_interrupted()
     keep_freed_memory()
-    step, work = job.step, Work(job=job, recipe=recipe, workspace=workspace)
+    step, work = job.step, JobContext(job=job, recipe=recipe, workspace=workspace)
 
     def compute(folder: Path) -> dict[str, object]:
         facts = step.compute(work, folder)
@@ -233,7 +233,7 @@ def execute(job: AnyJob, recipe: Recipe, workspace: Workspace) -> AnyReceipt:
         return step.write_facts(facts)
 
     receipt = workspace.steps.run(step.name, job.key, compute, step.read_facts)
-    return receipt if step.then is None else step.then(work, receipt)
+    return receipt if step.after_each_run is None else step.after_each_run(work, receipt)
 
 
 # Fixed cost of a job (opening, checking and writing files), in bytes read in the same time.

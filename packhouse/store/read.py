@@ -207,7 +207,7 @@ def open_address(text: str, name: str = "latest") -> OpenVersion:
     return opened
 
 
-def open_beside(opened: OpenVersion, text: str) -> OpenVersion:
+def open_relative(opened: OpenVersion, text: str) -> OpenVersion:
     """Open another version, from an address or from a name in the same dataset.
 
     Raises:

@@ -69,7 +69,6 @@ from packhouse.tokenize.encoders import (
     read_pipeline,
 )
 from packhouse.tokenize.gate import choose_encoder, find_unicode_drift, refuse_fast
-from packhouse.tokenize.given import GIVEN_VERSION
 from packhouse.tokenize.loading import load_snapshot
 from packhouse.tokenize.offsets import (
     EncodedRow,
@@ -82,6 +81,7 @@ from packhouse.tokenize.offsets import (
     prompt_ends,
     train_ranges,
 )
+from packhouse.tokenize.pretokenized import GIVEN_VERSION
 
 VERSION = 1
 """Raise it when the same text would give other ids or ranges."""

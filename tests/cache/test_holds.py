@@ -16,8 +16,8 @@ from packhouse.run.cache import StepStore
 from packhouse.run.cache_room import (
     UNFINISHED_DAYS,
     held_keys,
-    hold_steps,
     list_steps,
+    pin_steps,
     remove_steps,
 )
 from tests.cache.conftest import steps_in
@@ -125,9 +125,9 @@ def test_unfinished_keeps_the_steps_of_a_running_run(tmp_path):
     steps = StepStore(tmp_path / "steps")
     for key in ("both", "ended"):
         steps.run("s", key, lambda folder: {})
-    with pytest.raises(ZeroDivisionError), hold_steps(tmp_path, "a" * 16, ["both", "ended"]):
+    with pytest.raises(ZeroDivisionError), pin_steps(tmp_path, "a" * 16, ["both", "ended"]):
         raise ZeroDivisionError
-    with hold_steps(tmp_path, "b" * 16, ["both"]):
+    with pin_steps(tmp_path, "b" * 16, ["both"]):
         command = ["cache", "gc", "--cache", str(tmp_path), "--unfinished", "--delete", "--json"]
         done = json.loads(CliRunner().invoke(cli, command).output)
         assert [step["key"] for step in done["steps"]] == ["ended"]
@@ -138,7 +138,7 @@ def test_unfinished_keeps_the_steps_of_a_running_run(tmp_path):
 
 def test_a_run_that_failed_over_a_week_ago_holds_nothing(tmp_path):
     StepStore(tmp_path / "steps").run("s", "k", lambda folder: {})
-    with pytest.raises(ZeroDivisionError), hold_steps(tmp_path, "v" * 16, ["k"]):
+    with pytest.raises(ZeroDivisionError), pin_steps(tmp_path, "v" * 16, ["k"]):
         raise ZeroDivisionError
     assert remove_steps(tmp_path, list_steps(tmp_path)) == 0
     (file,) = (tmp_path / "running").glob("*.keys")
@@ -149,7 +149,7 @@ def test_a_run_that_failed_over_a_week_ago_holds_nothing(tmp_path):
 
 def test_a_run_that_goes_on_for_longer_than_a_week_still_holds_its_steps(tmp_path):
     StepStore(tmp_path / "steps").run("s", "k", lambda folder: {})
-    with hold_steps(tmp_path, "v" * 16, ["k"]) as hold:
+    with pin_steps(tmp_path, "v" * 16, ["k"]) as hold:
         hold(["later"])
         (file,) = (tmp_path / "running").glob("*.keys")
         age(file)

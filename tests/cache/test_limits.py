@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from packhouse.cli import cli
 from packhouse.errors import ConfigError
-from packhouse.run.cache_room import hold_steps, list_steps
+from packhouse.run.cache_room import list_steps, pin_steps
 from tests.cache.conftest import steps_in
 
 
@@ -80,7 +80,7 @@ def test_no_limit_deletes_what_another_run_holds(project, monkeypatch):
     keys = [receipt.key for receipt in project.prepare().receipts]
     monkeypatch.setenv("PACKHOUSE_CACHE_MAX_GB", "0")
     monkeypatch.setenv("PACKHOUSE_CACHE_MAX_DAYS", "0")
-    with hold_steps(project.cache, "a" * 16, keys):
+    with pin_steps(project.cache, "a" * 16, keys):
         project.write_rows(range(70))
         project.prepare()
         assert {key for _, key in steps_in(project.cache)} == set(keys)

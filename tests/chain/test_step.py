@@ -15,7 +15,7 @@ from packhouse.recipe import Recipe
 from packhouse.records.tables import write_table
 from packhouse.run.cache import Workspace
 from packhouse.run.chain import plan_jobs
-from packhouse.run.step import Step, Work, execute
+from packhouse.run.step import JobContext, Step, execute
 from packhouse.system.fingerprint import canonical_json, digest
 
 
@@ -40,7 +40,7 @@ class Facts:
     parts: tuple[Part, ...] = ()
 
 
-def count(work: Work[Told], folder: Path) -> Facts:
+def count(work: JobContext[Told], folder: Path) -> Facts:
     write_table(folder / "rows.arrow", pa.table({"n": range(work.parameters.limit)}))
     return Facts(rows=work.parameters.limit, reasons={"json": 1}, parts=(Part(2),))
 
@@ -127,7 +127,7 @@ def test_work_after_a_step_happens_in_every_run(tmp_path):
         seen.append(receipt.cached)
         return replace(receipt, seconds=7.0)
 
-    job = replace(COUNT, then=note).job(Told(1), inputs=[])
+    job = replace(COUNT, after_each_run=note).job(Told(1), inputs=[])
     done = [execute(job, RECIPE, workspace_at(tmp_path)) for _ in range(2)]
     assert seen == [False, True]
     assert [receipt.seconds for receipt in done] == [7.0, 7.0]
@@ -135,7 +135,7 @@ def test_work_after_a_step_happens_in_every_run(tmp_path):
 
 def test_jobs_travel_to_other_processes(project):
     plan = plan_jobs(project.recipe("dedup.exact=drop"))
-    for job in (*plan, *plan.beside):
+    for job in (*plan, *plan.side_jobs):
         there = pickle.loads(pickle.dumps(job))  # noqa: S301 - made here
         assert (there.key, there.parameters, there.inputs) == (job.key, job.parameters, job.inputs)
         assert there.step.compute is job.step.compute

@@ -5,9 +5,9 @@ import yaml
 from prefect.utilities.schema_tools.validation import validate
 
 from deployments.deploy import HERE, SHOWN, form
-from schemas.places import Places
+from schemas.places import AllowedPaths
 
-PLACES = Places(
+PLACES = AllowedPaths(
     sources={"chats": "/data/chats.jsonl", "alpaca": "/data/alpaca.json"},
     tokenizers={"demo": "/data/tokenizer"},
     stores={"main": "s3://bucket/versions"},
@@ -70,7 +70,7 @@ def test_a_recipe_is_one_of_the_names_or_a_whole_one(flows):
 
 
 def test_the_form_shows_common_settings_and_takes_all(flows):
-    schema = form(schema_of(flows["prepare"]), Places())
+    schema = form(schema_of(flows["prepare"]), AllowedPaths())
     shown = {name: set(each.get("properties", ())) for name, each in schema["definitions"].items()}
     assert shown["SourceConfig"] == {"path", "format"}
     assert sum(len(shown[name]) for name in SHOWN.keys() - {"parameters"}) == 13

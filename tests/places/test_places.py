@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from packhouse.errors import ConfigError, SourceError
 from packhouse.read.files import find_files
 from packhouse.recipe import Recipe, SourceConfig, parse_recipe
-from schemas.places import Places, load_places, refuse_credentials
+from schemas.places import AllowedPaths, load_places, refuse_credentials
 
 YAML = """
 sources: {chats: raw/chats.jsonl, cloud: "s3://raw/chats.jsonl"}
@@ -159,7 +159,7 @@ def test_a_credential_is_refused_and_not_repeated(place):
 
 @given(st.text(alphabet="ab./*~\\%", max_size=12))
 def test_no_spelling_of_a_path_leaves_the_allowed_folder(text):
-    places = Places(allow={"read": ["/nowhere/open"]})
+    places = AllowedPaths(allow={"read": ["/nowhere/open"]})
     try:
         found = places.source(f"/nowhere/open/{text}")
     except ConfigError:

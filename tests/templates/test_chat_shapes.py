@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packhouse.render import chat
-from packhouse.render.chat_messages import chat_messages, parse_given
+from packhouse.render.chat_messages import chat_messages, parse_template_arguments
 from tests.templates.test_chat_toys import (
     CHATML,
     GENERATION,
@@ -97,7 +97,8 @@ def plain_text(renderer, row):
     rows = renderer._engine._rows
     messages = [{k: v for k, v in m.items() if v is not None} for m in row["messages"]]
     return rows.template.render(
-        chat_messages(messages, rows.form), *parse_given(row["tools"], row["arguments"])
+        chat_messages(messages, rows.form),
+        *parse_template_arguments(row["tools"], row["arguments"]),
     )
 
 

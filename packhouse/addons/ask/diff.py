@@ -27,7 +27,7 @@ from packhouse.cli.versions import echo_json
 from packhouse.errors import ContractError, IntegrityError
 from packhouse.run.cache import Workspace
 from packhouse.store.evolution import ManifestDiff, diff_manifests
-from packhouse.store.read import OpenVersion, open_address, open_beside
+from packhouse.store.read import OpenVersion, open_address, open_relative
 from packhouse.system.disks import temporary_folder
 from packhouse.system.escaping import for_terminal
 from packhouse.system.terminal import echo, print_table, print_text
@@ -344,7 +344,7 @@ def diff(old: str, new: str, no_records: bool, cache: Path, as_json: bool) -> No
       ...                                  counts, then changed rows with examples
     """
     left = open_address(old)
-    right = open_beside(left, new)
+    right = open_relative(left, new)
     found = diff_versions(left, right, records=not no_records)
     if as_json:
         echo_json(asdict(found))

@@ -297,7 +297,7 @@ def _of_recipe(
 ) -> tuple[list[dict[str, Any]], Pipeline | None]:
     """Return the first rows of each source of a recipe, and the pipeline that decodes them."""
     # Imported here because tokenizer libraries are slow to load and not needed with a VERSION.
-    from packhouse.run.given import read_recipe
+    from packhouse.run.inputs import read_recipe
     from packhouse.tokenize import load_snapshot
 
     recipe = read_recipe(target)

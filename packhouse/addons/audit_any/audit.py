@@ -35,7 +35,7 @@ from packhouse.records.tables import read_table
 from packhouse.registry import function_of_addon
 from packhouse.run.cache import Workspace
 from packhouse.run.chain import Prepared, prepare_recipe
-from packhouse.run.given import recipe_for, tokenizer_name
+from packhouse.run.inputs import recipe_for, tokenizer_name
 from packhouse.store import open_version as open_stored
 from packhouse.store.manifest import AuditedRow
 from packhouse.system.disks import CachePlace, check_cache, find_cache, temporary_folder

@@ -28,7 +28,7 @@ from packhouse.render.sandbox import pinned_date
 from packhouse.run.cache import Mirror, Workspace, open_mirror
 from packhouse.run.cache_room import forget_tries, touch_last_run
 from packhouse.run.chain import Plan, Prepared, check_golden, plan_jobs, prepare
-from packhouse.run.given import read_recipe
+from packhouse.run.inputs import read_recipe
 from packhouse.run.step import LocalRunner
 from packhouse.run.steps import ALL_LIBRARIES, ENGINE_VERSIONS
 from packhouse.run.steps.publish import configuration_of, ref_gates
@@ -60,7 +60,7 @@ class Planned:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Look:
+class RefreshStatus:
     """State of refs and sources before a refresh."""
 
     dataset: str
@@ -147,12 +147,12 @@ def candidate_recipe(recipe: Recipe) -> Recipe:
     return recipe.model_copy(update={"publish": recipe.publish.model_copy(update=update)})
 
 
-def look(recipe: Recipe, planned: Planned) -> Look:
+def check_sources(recipe: Recipe, planned: Planned) -> RefreshStatus:
     """Compare the planned version with the recipe's ref (two small reads of the store)."""
     store, ref = open_store(recipe.publish.store), recipe.publish.ref
     found = load_ref(store, recipe.dataset, ref)
     waiting = load_ref(store, recipe.dataset, candidate_of(ref))
-    return Look(
+    return RefreshStatus(
         dataset=recipe.dataset,
         ref=ref,
         version_id=planned.version_id,
@@ -164,7 +164,7 @@ def look(recipe: Recipe, planned: Planned) -> Look:
     )
 
 
-def compare(recipe: Recipe, found: Look, version: str) -> Change | None:
+def compare(recipe: Recipe, found: RefreshStatus, version: str) -> Change | None:
     """Return how a version differs from the one that readers have, from the two manifests.
 
     Raises:
@@ -179,7 +179,7 @@ def compare(recipe: Recipe, found: Look, version: str) -> Change | None:
     return Change(diff_manifests(*ends), measure_drift(*ends), breaking_changes(*ends))
 
 
-def open_current(recipe: Recipe, found: Look) -> OpenVersion | None:
+def open_current(recipe: Recipe, found: RefreshStatus) -> OpenVersion | None:
     """Open the version that readers have; None if there is none or it was deleted.
 
     Raises:
@@ -190,7 +190,7 @@ def open_current(recipe: Recipe, found: Look) -> OpenVersion | None:
     return None
 
 
-def unchanged(recipe: Recipe, found: Look, cache: Path) -> Refreshed:
+def unchanged(recipe: Recipe, found: RefreshStatus, cache: Path) -> Refreshed:
     """Check a version that is already published against the current limits.
 
     Limits and golden conversations are not part of any key, so new limits give the same version.
@@ -248,7 +248,7 @@ def unchanged(recipe: Recipe, found: Look, cache: Path) -> Refreshed:
 
 
 def finish_refresh(
-    recipe: Recipe, found: Look, prepared: Prepared, by: str | None = None
+    recipe: Recipe, found: RefreshStatus, prepared: Prepared, by: str | None = None
 ) -> Refreshed:
     """Return the outcome of a refresh that ran the chain.
 
@@ -318,7 +318,7 @@ def finish_refresh(
 
 
 def _limits(
-    recipe: Recipe, found: Look, change: Change | None
+    recipe: Recipe, found: RefreshStatus, change: Change | None
 ) -> tuple[list[GateResult], list[str]]:
     """Compare the change with the limits of the ref; also return why the ref may not move."""
     drift, breaking = (change.drift, change.breaking) if change else (None, ())
@@ -333,7 +333,7 @@ def _limits(
     return limits, reasons
 
 
-def _held_message(found: Look, version: str, reasons: Sequence[str]) -> str:
+def _held_message(found: RefreshStatus, version: str, reasons: Sequence[str]) -> str:
     return f"{version} is published, but '{found.ref}' did not move: {'; '.join(reasons)}"
 
 
@@ -342,7 +342,7 @@ def _command(recipe: Recipe, ref: str, version: str) -> str:
     return f"packhouse ref set {place} {ref} {version}"
 
 
-def _open(recipe: Recipe, found: Look, version: str) -> OpenVersion:
+def _open(recipe: Recipe, found: RefreshStatus, version: str) -> OpenVersion:
     """Open a version, and reject a manifest that was changed after a ref recorded it.
 
     Otherwise a gate would trust counts that someone changed in the store.
@@ -438,7 +438,7 @@ def run_job(
     touch_last_run(folder, recipe.dataset)
     plan = plan_jobs(recipe)
     start_phase("checking the store")
-    found = look(recipe, Planned(plan.version_id, plan))
+    found = check_sources(recipe, Planned(plan.version_id, plan))
     mirror = open_mirror(place)
     if mirror is not None:
         # Share one list, so that later notes of the mirror reach the summaries.
@@ -462,7 +462,7 @@ def run_job(
 
 
 def _plan_facts(
-    recipe: Recipe, plan: Plan, found: Look, workspace: Workspace, mirror: Mirror | None
+    recipe: Recipe, plan: Plan, found: RefreshStatus, workspace: Workspace, mirror: Mirror | None
 ) -> PlanFacts:
     """Return everything that is known before the run."""
     steps = [job.ref for job in plan]

@@ -39,9 +39,9 @@ from packhouse.recipe import FormatConfig, Recipe, SourceConfig
 from packhouse.records.ledger import LedgerLine, check_quarantine, ledger_of
 from packhouse.registry import function_of_addon
 from packhouse.run.cache import AnyReceipt, Workspace
-from packhouse.run.cache_room import hold_steps
+from packhouse.run.cache_room import pin_steps
 from packhouse.run.chain import plan_jobs
-from packhouse.run.given import data_uri, source_settings, tokenizer_name, write_content
+from packhouse.run.inputs import data_uri, source_settings, tokenizer_name, write_content
 from packhouse.run.step import AnyJob, execute
 from packhouse.run.steps import gather
 from packhouse.run.steps.validate import check_all_text_is_read
@@ -148,8 +148,8 @@ def make_supervised_dataset(
     if pack_len is not None:
         steps.append([plan.pack])
     workspace = Workspace(cache=folder)
-    keys = [job.key for job in (*plan, *plan.beside)]
-    hold = _HELD.enter_context(hold_steps(folder, plan.version_id, keys))
+    keys = [job.key for job in (*plan, *plan.side_jobs)]
+    hold = _HELD.enter_context(pin_steps(folder, plan.version_id, keys))
     receipts = _run_jobs(steps, recipe, workspace)
     named = _for_each("query_field", query_field, len(recipe.sources))
     detected = [each for each, query in zip(recipe.sources, named, strict=True) if query is None]

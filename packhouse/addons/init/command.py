@@ -37,7 +37,7 @@ from packhouse.recipe.reading import apply_override, explain_mistakes
 from packhouse.records.ledger import LedgerLine, check_quarantine
 from packhouse.records.render_counts import factor_note, total
 from packhouse.run.cache import Workspace
-from packhouse.run.given import data_uri, name_of, pinned, tokenizer_name
+from packhouse.run.inputs import data_uri, name_of, pinned, tokenizer_name
 from packhouse.run.rendering import usual_template
 from packhouse.system.disks import default_cache, temporary_folder
 from packhouse.system.escaping import for_terminal

@@ -15,7 +15,7 @@ from packhouse.records.ledger import ROW_STEPS
 from packhouse.run.cache import Workspace
 from packhouse.run.cache_room import LastJob, cache_room, in_mb, load_last_run
 from packhouse.run.chain import Plan, bytes_needed, output_jobs, plan_jobs
-from packhouse.run.given import read_recipe
+from packhouse.run.inputs import read_recipe
 from packhouse.run.step import AnyJob
 from packhouse.run.steps import STEPS
 from packhouse.run.steps.pack import PACK

@@ -28,7 +28,7 @@ from packhouse.records.render_counts import RenderCounts, SplitText, factor_note
 from packhouse.records.tables import REFUSED, read_table
 from packhouse.run.cache import Receipt, Workspace
 from packhouse.run.chain import Plan, plan_jobs
-from packhouse.run.given import recipe_for
+from packhouse.run.inputs import recipe_for
 from packhouse.run.rendering import run_template, try_rows
 from packhouse.run.steps.format import FORMAT, split_text_of
 from packhouse.run.steps.tokenize import TOKENIZE

@@ -35,10 +35,10 @@ from packhouse.cli.options import cache_option, json_option
 from packhouse.cli.tokens import pipeline_of, token_texts, tokenizer_of
 from packhouse.recipe.reading import is_recipe_path
 from packhouse.run.cache import Workspace
-from packhouse.run.given import read_recipe
+from packhouse.run.inputs import read_recipe
 from packhouse.store import OpenVersion
 from packhouse.store.manifest import Manifest
-from packhouse.store.read import open_address, open_beside
+from packhouse.store.read import open_address, open_relative
 from packhouse.system.disks import temporary_folder
 from packhouse.system.escaping import html_text
 from packhouse.system.terminal import echo
@@ -84,7 +84,7 @@ def report(
     tokenizers = Workspace(cache=cache).tokenizers
     if is_diff:
         opened = open_address(targets[0])
-        html = diff_report(opened, open_beside(opened, targets[1]), tokenizers)
+        html = diff_report(opened, open_relative(opened, targets[1]), tokenizers)
     elif is_recipe_path(targets[0]):
         html = recipe_report(read_recipe(targets[0]), cache)
     else:

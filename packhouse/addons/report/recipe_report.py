@@ -47,7 +47,7 @@ from packhouse.recipe import Recipe
 from packhouse.registry import function_of_addon
 from packhouse.run.cache import Workspace
 from packhouse.run.chain import Plan, plan_jobs
-from packhouse.run.given import recipe_for
+from packhouse.run.inputs import recipe_for
 from packhouse.store import OpenVersion, open_version
 from packhouse.store.publish import numbers_of
 from packhouse.system.disks import check_cache, find_cache

@@ -30,7 +30,7 @@ from packhouse.records.pairs import REJECTED
 from packhouse.records.tables import read_table
 from packhouse.registry import function_of_addon
 from packhouse.run.rendering import run_template
-from packhouse.run.step import Job, Step, Work
+from packhouse.run.step import Job, JobContext, Step
 from packhouse.run.steps.format import FORMAT, FormatParameters
 from packhouse.run.steps.gather import GATHER, read_records
 from packhouse.run.steps.pack import PACK, PackParameters
@@ -125,7 +125,7 @@ def jobs(
     yield AUDIT.job(AuditParameters(of="records"), [pack.ref], label="records")
 
 
-def compute(work: Work[AuditParameters], folder: Path) -> AuditFacts:
+def compute(work: JobContext[AuditParameters], folder: Path) -> AuditFacts:
     """Return the findings; no file is written."""
     parameters = work.parameters
     found: dict[str, Any]
@@ -171,7 +171,7 @@ def compute(work: Work[AuditParameters], folder: Path) -> AuditFacts:
     return AuditFacts(of=parameters.of, found=found)
 
 
-def _audit_shard(work: Work[AuditParameters]) -> dict[str, Any]:
+def _audit_shard(work: JobContext[AuditParameters]) -> dict[str, Any]:
     snapshot, tokenized = work.load_tokenizer(), work.input(TOKENIZE)
     if "tokens.arrow" in work.input(VALIDATE).files:  # the rows came with ids
         found: dict[str, Any] = function_of_addon("audit_given")(
@@ -190,7 +190,7 @@ def _audit_shard(work: Work[AuditParameters]) -> dict[str, Any]:
     )
 
 
-def _rendered_files(work: Work[AuditParameters]) -> tuple[Path, Path, Path]:
+def _rendered_files(work: JobContext[AuditParameters]) -> tuple[Path, Path, Path]:
     """Return the files of the rendered conversations, their texts and their tokens."""
     validated, formatted = work.input(VALIDATE), work.input(FORMAT)
     is_rewritten = "examples.arrow" in formatted.files
@@ -201,7 +201,7 @@ def _rendered_files(work: Work[AuditParameters]) -> tuple[Path, Path, Path]:
     )
 
 
-def _rejected_files(work: Work[AuditParameters]) -> tuple[Path, Path] | None:
+def _rejected_files(work: JobContext[AuditParameters]) -> tuple[Path, Path] | None:
     """Return the files of the rejected conversations of pairs and their texts."""
     validated, formatted = work.input(VALIDATE), work.input(FORMAT)
     if REJECTED not in formatted.files:
@@ -219,7 +219,7 @@ AUDIT = Step(
 )
 
 
-def combine_audits(work: Work[Any]) -> dict[str, object]:
+def combine_audits(work: JobContext[Any]) -> dict[str, object]:
     """Add up the audits that the publish job reads.
 
     Returns:

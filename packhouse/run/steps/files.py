@@ -27,7 +27,7 @@ from packhouse.recipe import PublishConfig, Recipe
 from packhouse.recipe.settings import ExportConfig
 from packhouse.records.tables import read_table, write_batches
 from packhouse.registry import function_of_addon
-from packhouse.run.step import AnyJob, Job, Step, Work
+from packhouse.run.step import AnyJob, Job, JobContext, Step
 from packhouse.run.steps.format import FORMAT
 from packhouse.run.steps.gather import GATHER, RECORDS, PackRange, read_placed
 from packhouse.run.steps.pack import (
@@ -299,7 +299,7 @@ def cut_files(split: str, num_packs: int, num_tokens: int, config: PublishConfig
     ]
 
 
-def local_files(work: Work[Any]) -> list[LocalFile]:
+def local_files(work: JobContext[Any]) -> list[LocalFile]:
     """Return the files that the publish job reads, in the order of the manifest."""
     return [
         LocalFile(
@@ -328,7 +328,7 @@ def export_key(export: ExportConfig) -> object:
     return name if export.shards == 1 else {"format": name, "shards": export.shards}
 
 
-def compute(work: Work[FilesParameters], folder: Path) -> FilesFacts:
+def compute(work: JobContext[FilesParameters], folder: Path) -> FilesFacts:
     """Write the file of the job, or all files of one export format.
 
     A records file has one row per record with its raw row, outcome and place in the packs. The

@@ -37,7 +37,7 @@ from packhouse.run.rendering import (
     render_shard,
     run_template,
 )
-from packhouse.run.step import Job, Ref, Step, Work, execute
+from packhouse.run.step import Job, JobContext, Ref, Step, execute
 from packhouse.run.steps.validate import (
     VALIDATE,
     ShardCounts,
@@ -47,8 +47,8 @@ from packhouse.run.steps.validate import (
 )
 from packhouse.system.plugins import plugin_key, plugin_names
 from packhouse.system.wording import near_files, near_name
-from packhouse.tokenize.given import text_of_given
 from packhouse.tokenize.loading import check_unchanged, tokenizer_folder
+from packhouse.tokenize.pretokenized import text_of_given
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -174,7 +174,7 @@ def check_reasoning(recipe: Recipe, done: Iterable[AnyReceipt], tokenizers: Path
             return
 
 
-def compute(work: Work[FormatParameters], folder: Path) -> ShardCounts:
+def compute(work: JobContext[FormatParameters], folder: Path) -> ShardCounts:
     """Write `formatted.arrow`, and `quarantined.arrow` if the template rejects a row.
 
     For pairs, `rejected.arrow` holds the texts of the rejected answers, row by row. If either side
@@ -216,7 +216,9 @@ def compute(work: Work[FormatParameters], folder: Path) -> ShardCounts:
     )
 
 
-def _beside(work: Work[FormatParameters], formatted: Receipt[ShardCounts]) -> Receipt[ShardCounts]:
+def _run_side_jobs(
+    work: JobContext[FormatParameters], formatted: Receipt[ShardCounts]
+) -> Receipt[ShardCounts]:
     """Run a shard's side jobs (benchmarks, fingerprints) here, where shards run in parallel."""
     (validated,) = work.job.inputs
     if work.parameters.benchmarks:
@@ -245,7 +247,7 @@ FORMAT = Step(
         "examples.arrow": "validated",
         "quarantined.arrow": "quarantined",
     },
-    then=_beside,
+    after_each_run=_run_side_jobs,
 )
 
 
@@ -326,7 +328,7 @@ def fingerprint_job(
     )
 
 
-def _describe(work: Work[FingerprintParameters], folder: Path) -> FingerprintFacts:
+def _describe(work: JobContext[FingerprintParameters], folder: Path) -> FingerprintFacts:
     """Write `fingerprints.arrow`, one row per conversation or pair."""
     rows = conversations(work.input(VALIDATE), work.input(FORMAT), whole_pairs=True)
     # A shard has one source; its settings are in validate's key.

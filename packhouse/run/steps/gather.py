@@ -30,7 +30,7 @@ from packhouse.records.lists import flat_weights, one_chunk, read_ranges
 from packhouse.records.pairs import as_sequences
 from packhouse.records.tables import PACKED, TOKENIZED, read_table, write_batches
 from packhouse.run.cache import Receipt, Workspace
-from packhouse.run.step import Job, Step, Work
+from packhouse.run.step import Job, JobContext, Step
 from packhouse.run.steps.pack import OUTCOMES, PACK, PackFacts, PackParameters, PlannedSide, Side
 from packhouse.run.steps.tokenize import TOKENIZE
 from packhouse.system.arrays import Int64s
@@ -138,7 +138,7 @@ def jobs(pack: Job[PackParameters], side: Side, planned: PlannedSide) -> tuple[J
     )
 
 
-def compute(work: Work[PackRange], folder: Path) -> GatherFacts:
+def compute(work: JobContext[PackRange], folder: Path) -> GatherFacts:
     """Write `packs.arrow`: the packs [first, last) of one side.
 
     Raises:

@@ -45,7 +45,7 @@ from packhouse.records.ledger import RowCounts
 from packhouse.records.lists import flat_list, one_chunk
 from packhouse.records.tables import TOKENIZED, read_table, write_batches, write_table
 from packhouse.registry import function_of_addon
-from packhouse.run.step import Job, Step, Work, execute
+from packhouse.run.step import Job, JobContext, Step, execute
 from packhouse.run.steps.format import FORMAT, FormatParameters, conversations, fingerprint_job
 from packhouse.run.steps.tokenize import TOKENIZE, TokenizeParameters
 from packhouse.run.steps.validate import VALIDATE, ValidateParameters
@@ -235,7 +235,7 @@ class Selection:
         return table.unify_dictionaries() if name == "source" else table
 
 
-def compute(work: Work[PackParameters], folder: Path) -> PackFacts:
+def compute(work: JobContext[PackParameters], folder: Path) -> PackFacts:
     """Write the plan of each side, the outcome of each record, and the shard that holds it.
 
     Records 0 to 4 have [5, 3, 2, 6, 9] tokens, seq_len is 8 and record 2 is for eval. Record 4 is
@@ -300,7 +300,7 @@ def compute(work: Work[PackParameters], folder: Path) -> PackFacts:
     )
 
 
-def _select(work: Work[PackParameters]) -> Selection:
+def _select(work: JobContext[PackParameters]) -> Selection:
     """Decide which records are packed, how often, and which must share a side."""
     parameters, recipe, seed = work.parameters, work.recipe, work.recipe.split.seed
     validated, formatted = work.inputs(VALIDATE), work.inputs(FORMAT)

@@ -25,7 +25,7 @@ from packhouse.records.ledger import LedgerLine, ledger_of
 from packhouse.records.render_counts import RenderCounts
 from packhouse.registry import function_of_addon, has_function
 from packhouse.run.cache import Receipt
-from packhouse.run.step import AnyStep, Job, Step, Work
+from packhouse.run.step import AnyStep, Job, JobContext, Step
 from packhouse.run.steps.audit import AUDIT, combine_audits
 from packhouse.run.steps.files import FILE_SETTINGS, FILES, export_key, local_files
 from packhouse.run.steps.format import FORMAT
@@ -153,7 +153,7 @@ def job(
     return PUBLISH.job(parameters, inputs=[split.ref])
 
 
-def compute(work: Work[PublishParameters], folder: Path) -> PublishFacts:
+def compute(work: JobContext[PublishParameters], folder: Path) -> PublishFacts:
     """Collect the contents of the version; nothing becomes visible yet.
 
     Raises:
@@ -200,7 +200,9 @@ def compute(work: Work[PublishParameters], folder: Path) -> PublishFacts:
     return facts
 
 
-def commit(work: Work[PublishParameters], receipt: Receipt[PublishFacts]) -> Receipt[PublishFacts]:
+def commit(
+    work: JobContext[PublishParameters], receipt: Receipt[PublishFacts]
+) -> Receipt[PublishFacts]:
     """Publish the files unless the store has them, then move the ref.
 
     Runs every time, cached or not, so that a version that was deleted from the store is published
@@ -382,5 +384,5 @@ PUBLISH = Step(
     libraries=tuple(ALL_LIBRARIES),
     facts=PublishFacts,
     compute=compute,
-    then=commit,
+    after_each_run=commit,
 )

@@ -18,7 +18,7 @@ from packhouse.recipe import Recipe, SplitConfig
 from packhouse.records.identity import num_different
 from packhouse.records.ledger import RowCounts
 from packhouse.run.cache import Receipt, Workspace
-from packhouse.run.step import Job, Step, Work
+from packhouse.run.step import Job, JobContext, Step
 from packhouse.run.steps.gather import read_records
 from packhouse.run.steps.pack import PACK, PackParameters, Side
 from packhouse.store.manifest import SideCounts
@@ -48,7 +48,7 @@ def job(recipe: Recipe, pack: Job[PackParameters]) -> Job[SplitParameters]:
     return SPLIT.job(SplitParameters(split=recipe.split), inputs=[pack.ref])
 
 
-def compute(work: Work[SplitParameters], folder: Path) -> SplitFacts:
+def compute(work: JobContext[SplitParameters], folder: Path) -> SplitFacts:
     """Write `sides.json`: records, groups and tokens of each side.
 
     Reads the records of each side one block at a time. Memory: 9 bytes per train record and 46 per

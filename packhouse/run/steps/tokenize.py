@@ -10,7 +10,7 @@ from packhouse import tokenize
 from packhouse.read import SourceShard
 from packhouse.recipe import Recipe, TokenizeConfig
 from packhouse.records.tables import read_table
-from packhouse.run.step import Job, Step, Work
+from packhouse.run.step import Job, JobContext, Step
 from packhouse.run.steps.format import FORMAT, FormatParameters
 from packhouse.run.steps.validate import VALIDATE, ShardCounts, take_refused
 from packhouse.store.manifest import TokenizerFacts
@@ -61,7 +61,7 @@ def job(
     )
 
 
-def compute(work: Work[TokenizeParameters], folder: Path) -> TokenizeFacts:
+def compute(work: JobContext[TokenizeParameters], folder: Path) -> TokenizeFacts:
     """Write `tokenized.arrow`, and `quarantined.arrow` if nothing of a row is trained.
 
     Rows that came with ids keep them.

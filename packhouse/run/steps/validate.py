@@ -29,12 +29,12 @@ from packhouse.records.ledger import Filter, RowCounts, filters_of
 from packhouse.records.render_counts import RenderCounts
 from packhouse.records.tables import REFUSED, read_table, write_table
 from packhouse.run.cache import AnyReceipt, Receipt
-from packhouse.run.step import Job, Step, Work
+from packhouse.run.step import Job, JobContext, Step
 from packhouse.system.escaping import for_terminal
 from packhouse.system.plugins import plugin_key
 from packhouse.system.worker import start_early
-from packhouse.tokenize.given import GIVEN_VERSION, read_given
 from packhouse.tokenize.loading import check_unchanged
+from packhouse.tokenize.pretokenized import GIVEN_VERSION, read_given
 
 QUARANTINE = "quarantined.arrow"
 """Bad rows of a shard, in the folder of the step that rejected them."""
@@ -263,7 +263,7 @@ def unread_texts(recipe: Recipe, shards: Sequence[TextOfShard]) -> list[str]:
     return said
 
 
-def compute(work: Work[ValidateParameters], folder: Path) -> ValidateFacts:
+def compute(work: JobContext[ValidateParameters], folder: Path) -> ValidateFacts:
     """Write `validated.arrow`, and `quarantined.arrow` and `dropped.arrow` if they have rows.
 
     For pairs, `rejected.arrow` holds the rejected conversations. For rows that are already
@@ -307,7 +307,7 @@ def compute(work: Work[ValidateParameters], folder: Path) -> ValidateFacts:
 
 
 def take_refused(
-    work: Work[Any], folder: Path, before: Sequence[Receipt[ShardCounts]]
+    work: JobContext[Any], folder: Path, before: Sequence[Receipt[ShardCounts]]
 ) -> dict[str, Any]:
     """Add the raw bytes to rows that a worker rejected, and write and count the rows.
 

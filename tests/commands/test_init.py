@@ -288,7 +288,7 @@ ASKED: dict[str, tuple[Callable[[int, Talk], dict[str, Any]], int, list[Talk]]] 
         t.answer) for t in TALKS]),
     "good and bad answers of KTO": (lambda n, t: {"prompt": t[0], "completion": t[1],
         "label": n % 2 == 0}, 1, TALKS[::2]),
-    "text beside messages": (lambda n, t: {"messages": chats_of(t),
+    "text next to messages": (lambda n, t: {"messages": chats_of(t),
         "remark": f"{n} people of {2 * n} saw no {'abcdefghijklm'[n:]} here"}, 1, TALKS),
     "turns without speakers": (lambda n, t: {"dialog": [*t], "source": "x"}, 1, TALKS),
     "pairs in a list": (lambda n, t: {"conversation": [{"input": t[0], "output": t[1]}], "id": n},

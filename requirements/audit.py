@@ -40,8 +40,8 @@ def report(dependencies: Iterable[Mapping[str, Any]]) -> int:
             unknown.append(package["name"])
         bad += [(package, finding) for finding in package.get("vulns", [])]
     for package, finding in bad:
-        mended = ", ".join(finding["fix_versions"]) or "no version yet"
-        print(f"{package['name']} {package['version']}: {finding['id']}, mended by {mended}")
+        fixed = ", ".join(finding["fix_versions"]) or "no version yet"
+        print(f"{package['name']} {package['version']}: {finding['id']}, fixed by {fixed}")
     if bad:
         print("pin newer versions: raise them in pyproject.toml, `make lock`, `make check`")
         return 1

@@ -55,7 +55,7 @@ _REPLACEMENT = "\ufffd"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MendedSource:
+class FixedSource:
     """Rows of one source that now pass, and recipe settings to read them."""
 
     name: str
@@ -68,7 +68,7 @@ class MendedSource:
 
 def check_fixed(
     lines: Iterable[Mapping[str, object]], recipe: Recipe
-) -> tuple[list[MendedSource], list[dict[str, object]]]:
+) -> tuple[list[FixedSource], list[dict[str, object]]]:
     """Check fixed rows with the recipe's rules.
 
     Args:
@@ -114,7 +114,7 @@ def check_fixed(
         good = tuple(text for i, (_, text) in enumerate(rows) if i not in why)
         if good:
             settings = config.model_dump(exclude={"path"}, exclude_defaults=True)
-            passed.append(MendedSource(name=settings["name"], lines=good, settings=settings))
+            passed.append(FixedSource(name=settings["name"], lines=good, settings=settings))
     return passed, still_bad
 
 
@@ -356,14 +356,14 @@ def retry(
     else:
         lines = [editable(row) for row in _rows_to_mend(target, cache, reason)]
     passed, still_bad = check_fixed(lines, recipe)
-    mended_lines = _write_retried(lines, passed, still_bad, out, as_json)
+    fixed_lines = _write_retried(lines, passed, still_bad, out, as_json)
     # Steps that can reject some records of a row and accept others. Format rejects a row as a
     # whole, but windows and paths separately.
     steps = {"tokenize"} if rewrites(recipe.format) else set()
     if recipe.pack.over_length == "window" or any(s.oasst_paths == "all" for s in recipe.sources):
         steps = {"format", "tokenize"}
     # Other records of these rows may be published already, and would then be in the data twice.
-    if {line["step"] for line in mended_lines} & steps:
+    if {line["step"] for line in fixed_lines} & steps:
         print_note(
             "note: if other records of these rows were published before, the fixed rows "
             "contain them again. `dedup.exact: drop` removes the duplicates."
@@ -468,7 +468,7 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
 
 def _write_retried(
     lines: list[dict[str, Any]],
-    passed: list[MendedSource],
+    passed: list[FixedSource],
     still_bad: list[dict[str, object]],
     out: Path,
     as_json: bool,

@@ -256,7 +256,7 @@ def test_a_gate_shows_its_value_its_limit_and_its_time(place):
 
 
 def test_a_store_that_is_not_reached_passes_no_gate(place, monkeypatch):
-    monkeypatch.setattr("packhouse.addons.ci.refresh.look", unreachable)
+    monkeypatch.setattr("packhouse.addons.ci.refresh.check_sources", unreachable)
     assert run(place, place / "cache").exit_code == 6
     assert cases(place) == {"plan": "failure"} | dict.fromkeys(GATES[1:], "skipped")
     monkeypatch.undo()

@@ -5,16 +5,12 @@
 If a template drops earlier reasoning from the history, or moves tools to the last question, each
 answer needs its own record that repeats the turns before it. Long agent runs then take several
 times their text. `plan`, `init` and `prepare` print the factor if it is over 1.1, together with
-settings that cost less. The format step counts bytes only for rows that were split.
+settings that cost less.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import astuple, dataclass, field
-
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
+from dataclasses import dataclass, field
 
 from packhouse.recipe import FormatConfig
 from packhouse.system.wording import counted
@@ -188,11 +184,6 @@ NOTES: Mapping[str, tuple[str, str]] = {
 
 
 _WORTH_SAYING = 1.1
-REFUSALS: dict[str, dict[str, object]] = {
-    "whole_refused": {"turns": "whole"},
-    "strip_refused": {"reasoning": "strip"},
-}
-"""Notes of the format step, and the settings that its first split row is tried with."""
 _CAUSE = {
     "joined": "the template writes a turn differently once later turns follow",
     "exact": "prompts at inference do not continue the record before them",
@@ -200,99 +191,34 @@ _CAUSE = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class SplitText:
-    """Bytes of rendered text."""
-
-    all: float = 0
-    """Bytes of all records."""
-    split: float = 0
-    """Bytes of the records of split rows, and extra bytes of joined records."""
-    whole: float = 0
-    """Bytes of one rendering for each split row."""
-    whole_refused: float = 0
-    """Shards whose first split row the template refuses with `turns: whole`."""
-    strip_refused: float = 0
-    """The same, with `reasoning: strip`."""
-
-    @classmethod
-    def of(cls, formatted: Iterable[pa.Table], notes: Mapping[str, int]) -> "SplitText":
-        """Measure the texts of a shard, or of a sample, with the notes of their format step.
-
-        Args:
-            formatted: tables with a column `text`: one, or of pairs one per side.
-            notes: `split_bytes`, `whole_bytes`, `joined_bytes` and `REFUSALS` are read.
-
-        Example:
-            >>> table = pa.table({"text": ["four", "seven b"]})
-            >>> SplitText.of([table], {"split_bytes": 7, "whole_bytes": 2})
-            SplitText(all=11, split=7, whole=2, whole_refused=0, strip_refused=0)
-        """
-        sizes = [pc.sum(pc.binary_length(table["text"])).as_py() or 0 for table in formatted]
-        more = notes.get("split_bytes", 0) + notes.get("joined_bytes", 0)
-        refused = (notes.get(name, 0) for name in REFUSALS)
-        return cls(sum(sizes), more, notes.get("whole_bytes", 0), *refused)
-
-    @property
-    def factor(self) -> float:
-        """Text of all records relative to one rendering per row.
-
-        Example:
-            >>> round(SplitText(all=1000, split=600, whole=200).factor, 2)
-            1.67
-        """
-        return self.all / max(self.all - self.split + self.whole, 1)
-
-    def scaled(self, share: float) -> "SplitText":
-        """Return the sizes multiplied by `share`."""
-        return SplitText(*(share * size for size in astuple(self)))
-
-
-def split_bytes(part: pa.Table, formatted: pa.Table) -> dict[str, int]:
-    """Return the bytes of the records of split rows, and of one rendering for each of these rows.
-
-    The longest record of a row, that of its last answer, counts as that rendering.
-    """
-    rows, counts = np.unique(part["row"].to_numpy(), return_counts=True)
-    texts = pa.table({"row": formatted["row"], "size": pc.binary_length(formatted["text"])})
-    sums = texts.group_by("row").aggregate([("size", name) for name in ("count", "sum", "max")])
-    is_split = pc.greater(sums["size_count"], 1)
-    # Paths of a message tree share a row; those rows are not counted.
-    is_alone = pc.is_in(sums["row"], value_set=pa.array(rows[counts == 1]))
-    split = sums.filter(pc.and_(is_split, is_alone))
-    return {
-        "split_bytes": pc.sum(split["size_sum"]).as_py() or 0,
-        "whole_bytes": pc.sum(split["size_max"]).as_py() or 0,
-    }
-
-
-def total(parts: Iterable[SplitText]) -> SplitText:
-    """Add up the bytes of several shards."""
-    every = np.array([astuple(each) for each in (SplitText(), *parts)])
-    return SplitText(*every.sum(axis=0).tolist())
-
-
-def factor_note(text: SplitText, config: FormatConfig) -> str | None:
+def factor_note(counts: RenderCounts, config: FormatConfig) -> str | None:
     """Return a line with the factor and cheaper settings; None if the factor is at most 1.1.
 
+    Args:
+        counts: has the notes `text_bytes` (all records) and `repeated_bytes` (what they hold in
+            addition to one rendering per row).
+        config: format section of the recipe.
+
     Example:
-        >>> factor_note(SplitText(all=147, split=97, whole=50), FormatConfig(turns="alone"))
+        >>> counts = RenderCounts(notes={"text_bytes": 147, "repeated_bytes": 47})
+        >>> factor_note(counts, FormatConfig(turns="alone"))
         ... # doctest: +NORMALIZE_WHITESPACE
         'records hold 1.47 times the text of one rendering per row, because each answer is a
-        separate record that repeats the turns before it; alternatives: format.turns: joined or
-        whole; format.train_on: last_assistant'
-        >>> factor_note(SplitText(all=110, split=60, whole=50), FormatConfig())
+        separate record that repeats the turns before it; for less, set format.turns: joined or
+        format.turns: whole or format.train_on: last_assistant, if the template allows it'
+        >>> factor_note(RenderCounts(notes={"text_bytes": 110, "repeated_bytes": 10}),
+        ...     FormatConfig())
     """
-    if text.factor <= _WORTH_SAYING or config.turns == "whole":
+    size = counts.notes.get("text_bytes", 0)
+    factor = size / max(size - counts.notes.get("repeated_bytes", 0), 1)
+    if factor <= _WORTH_SAYING or config.turns == "whole":
         return None
-    turns = ["joined"] * (config.turns != "joined") + ["whole"] * (not text.whole_refused)
-    alternatives = [f"format.turns: {' or '.join(turns)}"] if turns else []
-    if config.turns != "alone" and config.reasoning != "strip" and not text.strip_refused:
-        alternatives.append("format.reasoning: strip if rows have reasoning")
+    ways = [f"format.turns: {name}" for name in ("joined", "whole") if name != config.turns]
+    if config.turns != "alone" and config.reasoning != "strip":
+        ways.append("format.reasoning: strip")
     if config.train_on != "last_assistant":
-        alternatives.append("format.train_on: last_assistant")
+        ways.append("format.train_on: last_assistant")
     return (
-        f"records hold {text.factor:.2f} times the text of one rendering per row, because "
-        f"{_CAUSE[config.turns]}; "
-        + (f"alternatives: {'; '.join(alternatives)}" if alternatives else "no setting avoids this")
+        f"records hold {factor:.2f} times the text of one rendering per row, because "
+        f"{_CAUSE[config.turns]}; for less, set {' or '.join(ways)}, if the template allows it"
     )

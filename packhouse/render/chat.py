@@ -6,9 +6,9 @@ its turn: content + "\n" + context. Arguments of tool calls are parsed, and reas
 `reasoning_content`. BOS is left to the template.
 
 The first row of a shape is rendered by Jinja, which shows how the template writes it; the others
-are filled in bulk, with or without tool calls. A row with a unique shape is rendered by itself,
-which takes about twice as long as in transformers. The result is the same either way: for each new
-compiled template, some rows are rendered by Jinja too, and compared.
+are filled in bulk, with or without tool calls. A row with a rare shape is rendered by itself, which
+takes about twice as long as in transformers. The result is the same either way: for each new
+compiled template, one more row is rendered by Jinja and compared.
 """
 
 import json
@@ -42,11 +42,9 @@ from packhouse.system.arrays import Bools, Int64s
 from packhouse.system.worker import at
 from packhouse.tokenize.encoders import TokenLimit
 
-MIN_SHAPE_ROWS = 2  # compiling a shape for one row does not pay off
+MIN_SHAPE_ROWS = 3  # fewer are rendered one by one: compiling and checking a shape renders two
 MAX_COMPILED = 4  # attempts to compile a shape before its other rows are rendered one by one
 MAX_SHAPES = 2**12  # shapes remembered between parts
-MIN_PROVEN_ROWS = 16  # a compiled template for at least so many rows is always proven
-NUM_PROVEN = 8  # compiled templates per part that are proven even with fewer rows
 
 
 class ChatEngine:
@@ -58,7 +56,7 @@ class ChatEngine:
         self._rows, self._config, self._limit = rows, config, limit
         self._numbers = new_numbers()
         self._compiled: dict[bytes, list[CompiledRow]] = {}  # by shape
-        self._is_proven = True
+        self._compiles = True
         self._is_checked = False
 
     @property
@@ -74,19 +72,13 @@ class ChatEngine:
         if self._limit:
             is_long = conversations.are_long(self._limit.max_tokens, MAX_PROVEN, self._config)
         filled, notes = concat_filled([]), Counter[str]()
-        if self._is_proven:
+        if self._compiles:
             filled, notes, samples = self._fill(conversations, is_long)
-            if samples:
-                proof = render_rows(self._rows, conversations, np.array(sorted(samples), np.int64))
-                taken = filled.take(np.flatnonzero(np.isin(filled.rows, samples)))
-                self._is_proven = (
-                    not proof.refused
-                    and np.array_equal(taken.rows, proof.filled.rows)
-                    and np.array_equal(taken.extents, proof.filled.extents)
-                    and taken.texts.equals(proof.filled.texts)
-                )
-            if not self._is_proven:  # never observed; if it happens, Jinja renders every row
-                filled, notes = concat_filled([]), Counter[str]()
+            # If the compiler is wrong about a sample, Jinja renders all rows.
+            by_jinja = render_rows(self._rows, conversations, samples).filled
+            if not filled.take(np.flatnonzero(np.isin(filled.rows, samples))).equals(by_jinja):
+                self._compiles = False
+                return self.render(conversations)
         # Long rows are rendered alone, because records over the limit are only counted.
         alone = np.ones(len(conversations.row), np.bool_)
         alone[filled.rows] = False
@@ -138,16 +130,16 @@ class ChatEngine:
 
     def _fill(
         self, conversations: Conversations, is_alone: Bools
-    ) -> tuple[Filled, Counter[str], list[int]]:
+    ) -> tuple[Filled, Counter[str], Int64s]:
         """Fill rows shape by shape, except those to be rendered alone and those of rare shapes.
 
         Returns:
-            The filled rows, their counts, and a sample of rows for each new compiled template.
+            The filled rows, their counts, and a row of each new compiled template, ascending.
         """
         messages = conversations.messages
         columns = FieldColumns(conversations, self._numbers, form=lambda: self._rows.form)
         filling, notes = Filling(conversations, columns), Counter[str]()
-        learnt: list[Int64s] = []  # rows of each new compiled template
+        samples: list[int] = []
         is_odd = messages.has("part_weights")  # parts with weights: spans begin inside texts
         if self._config.reasoning == "train_last":  # the text of reasoning decides spans
             is_odd |= has_thinking(messages)
@@ -161,7 +153,8 @@ class ChatEngine:
                 if untried:
                     compiled: CompiledRow | None = untried.pop(0)
                 elif len(rows) >= MIN_SHAPE_ROWS and tries < min(MAX_COMPILED, len(rows)):
-                    compiled = self._compile(conversations, int(rows[tries]))
+                    row = int(rows[tries])
+                    compiled = self._compile(conversations, row)
                     tries += 1
                 else:
                     break
@@ -177,17 +170,11 @@ class ChatEngine:
                 rows = rows[~fitting]
                 if tries:
                     known.append(compiled)
-                    learnt.append(taken)
+                    samples += taken[taken != row][-1:].tolist()
                     tries = 0
-        samples = list[int]()
-        for number, taken in enumerate(learnt):
-            if number < NUM_PROVEN or len(taken) >= MIN_PROVEN_ROWS:
-                # The template was compiled from the first row. Of 100 rows: 24, 49, 74 and 99.
-                last, num_samples = len(taken) - 1, 1 if len(taken) < 64 else 4
-                samples += [int(taken[last * n // num_samples]) for n in range(1, num_samples + 1)]
         if max(len(self._compiled), len(self._numbers)) > MAX_SHAPES:
             self._numbers, self._compiled = new_numbers(), {}
-        return filling.filled(), notes, samples
+        return filling.filled(), notes, np.array(sorted(samples), np.int64)
 
     def _compile(self, conversations: Conversations, row: int) -> CompiledRow | None:
         """Compile the template for the shape of this row; None if that is not possible."""

@@ -14,7 +14,7 @@ tokens. A long row is rendered and tokenized about 2 log2(exchanges) times per w
 """
 
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -26,7 +26,6 @@ from packhouse.recipe import FormatConfig
 from packhouse.records.conversations import Conversations, strip_thinking
 from packhouse.records.identity import derive, replace_rows, rewrites, take_records
 from packhouse.records.messages import ROLES, FlatMessages
-from packhouse.records.render_counts import split_bytes
 from packhouse.records.tables import FORMATTED, QUARANTINED, VALIDATED, refused_rows
 from packhouse.render.chat import ChatEngine
 from packhouse.render.results import TEXTS, Texts
@@ -38,8 +37,8 @@ PART_BYTES = 128 * 2**20
 PART_ROWS = 2**18
 TURN_FACTOR = 4  # about how much larger a part may become as records of single turns
 
-Window = tuple[int, int]
-"""First and last exchange, both inclusive."""
+Window = tuple[int, int, int]
+"""Row, and its first and last exchange, both inclusive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +144,7 @@ class Renderer:
         added["turns"] = int(np.count_nonzero(np.diff(rows) == 0))  # rows are ascending
         notes = texts.notes + Counter(windowed_rows=len(over))
         if added["turns"] and self._window is None:
-            notes.update(split_bytes(whole, formatted))
+            notes["repeated_bytes"] += _repeated_bytes(whole, formatted)
         examples, refused = records, np.array(sorted(texts.refused), np.int64)
         if len(refused):
             order = np.argsort(np.concatenate([rows, refused]), kind="stable")
@@ -201,71 +200,78 @@ class Renderer:
             )
             edges.append([first, *begins, end])
 
-        def cut(windows: list[tuple[int, Window]]) -> pa.Table:
+        def cut(windows: Sequence[Window]) -> pa.Table:
             """Return windows as conversations; only a row's first one trains the system turn."""
             ranges, own_weights = list[list[tuple[int, int]]](), list[Float32s | None]()
-            for row, (first, last) in windows:
+            for row, first, last in windows:
                 head = int(starts[row]), edges[row][0]
                 body = edges[row][first], edges[row][last + 1]
                 own = [weights[slice(*head)] * (first == 0), weights[slice(*body)]]
                 is_whole = body == (edges[row][0], edges[row][-1])
                 ranges.append([head, body])
                 own_weights.append(None if is_whole else np.concatenate(own))
-            rows = np.array([row for row, _ in windows], np.int64)
+            rows = np.array([row for row, _, _ in windows], np.int64)
             return derive(table, self._config, rows, ranges, own_weights)
 
-        plans = [_plan(len(own) - 1) for own in edges]
-        asked = {row: next(plan) for row, plan in enumerate(plans)}
-        chosen: list[tuple[int, Window]] = []
-        while asked:
-            windows = [*asked.items()]
-            talks = cut(windows)
-            _, formatted, texts = self._records(talks)
+        def fit(windows: Sequence[Window]) -> list[bool]:
+            """Return which windows can be rendered and are short enough."""
+            _, formatted, texts = self._records(cut(windows))
             rows = texts.filled.rows
             fitting = np.setdiff1d(rows, rows[rule.over(formatted)])
-            fits = np.isin(np.arange(talks.num_rows), fitting)
-            for (row, _), answer in zip(windows, fits.tolist(), strict=True):
-                try:
-                    asked[row] = plans[row].send(answer)
-                except StopIteration as stop:
-                    del asked[row]
-                    chosen += [(row, window) for window in stop.value]
-        trained = [
-            (row, (first, last))
-            for row, (first, last) in sorted(chosen)
+            return [bool(fits) for fits in np.isin(np.arange(len(windows)), fitting)]
+
+        windows = [
+            (row, first, last)
+            for row, first, last in _fill_windows([len(own) - 1 for own in edges], fit)
             if (weights[edges[row][first] : edges[row][last + 1]] > 0).any()
         ]
-        return cut(trained), np.array([row for row, _ in trained], np.int64)
+        return cut(windows), np.array([row for row, _, _ in windows], np.int64)
+
+
+def _repeated_bytes(part: pa.Table, formatted: pa.Table) -> int:
+    """Return the bytes of the records of split rows, without the longest record of each row."""
+    texts = pa.table({"row": formatted["row"], "size": pc.binary_length(formatted["text"])})
+    sizes = texts.group_by("row").aggregate([("size", "sum"), ("size", "max")])
+    # Paths of a message tree share a row; those rows are not counted.
+    rows, counts = np.unique(part["row"].to_numpy(), return_counts=True)
+    is_alone = np.isin(sizes["row"].to_numpy(), rows[counts == 1])
+    repeated = sizes["size_sum"].to_numpy() - sizes["size_max"].to_numpy()
+    return int(repeated[is_alone].sum())
 
 
 def _total(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     return dict(sorted(sum(map(Counter, counts), Counter[str]()).items()))
 
 
-def _plan(num_exchanges: int) -> Generator[Window, bool, list[Window]]:
-    """Ask whether windows fit, and return the ones that cover all exchanges.
+def _fill_windows(
+    num_exchanges: Sequence[int], fit: Callable[[Sequence[Window]], list[bool]]
+) -> list[Window]:
+    """Return the windows that cover all exchanges of each row, filled from the end of the row.
+
+    Args:
+        num_exchanges: number of exchanges of each row.
+        fit: says which windows fit. It is asked about one window of every unfinished row at a time.
 
     Example:
-        >>> plan, answer = _plan(5), None  # windows of up to two exchanges fit
-        >>> try:
-        ...     while True:
-        ...         first, last = plan.send(answer)
-        ...         answer = last - first < 2
-        ... except StopIteration as stop:
-        ...     stop.value
-        [(0, 0), (1, 2), (3, 4)]
+        >>> _fill_windows([5, 1], lambda windows: [last - first < 2 for _, first, last in windows])
+        [(0, 0, 0), (0, 1, 2), (0, 3, 4), (1, 0, 0)]
     """
     windows: list[Window] = []
-    last = num_exchanges - 1
-    while last >= 0:
-        good, bad, step = last, -1, 1
-        if (yield last, last):
-            while good - bad > 1:  # gallop, then halve
-                first = max(0, good - step) if bad < 0 else (good + bad) // 2
-                if (yield first, last):
-                    good, step = first, 2 * step
-                else:
-                    bad = first
-        windows.append((good, last))
-        last = good - 1
-    return windows[::-1]
+    # Of each row: last exchange of the window, the lowest first one that fits so far, the highest
+    # that does not, and the number of exchanges to add next.
+    last = np.array(num_exchanges, np.int64) - 1
+    good, bad, step = last.copy(), np.full(len(last), -1), np.zeros(len(last), np.int64)
+    while len(rows := np.flatnonzero(last >= 0)):
+        # Gallop, starting with the last exchange by itself, then halve.
+        first = np.where(bad < 0, np.maximum(good - step, 0), (good + bad) // 2)
+        asked = [(row, int(first[row]), int(last[row])) for row in rows.tolist()]
+        for (row, begin, end), fits in zip(asked, fit(asked), strict=True):
+            if fits:
+                good[row], step[row] = begin, max(2 * step[row], 1)
+            else:
+                bad[row] = begin
+            if good[row] - bad[row] <= 1:
+                windows.append((row, int(good[row]), end))
+                last[row] = good[row] = good[row] - 1
+                bad[row], step[row] = -1, 0
+    return sorted(windows)

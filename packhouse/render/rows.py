@@ -322,7 +322,7 @@ class RowRenderer:
             if len(written) == 1 and rule.notes["rewritten_prompts"] and last == len(raw):
                 # The empty thoughts that Qwen3 writes before each answer stay in the record.
                 with suppress(RefusedError):
-                    notes["joined_bytes"] = len(written[0].text) - len(talk.rendering.text)
+                    notes["repeated_bytes"] = len(written[0].text) - len(talk.rendering.text)
         if others and config.train_on != "all":
             add_other_turns(records, talk, others, control)
         done: list[RenderedRecord] = []

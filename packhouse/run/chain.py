@@ -63,7 +63,7 @@ from packhouse.run.steps import (
 )
 from packhouse.run.steps.audit import AUDIT, AuditParameters
 from packhouse.run.steps.files import FilesParameters
-from packhouse.run.steps.format import FORMAT, FormatParameters, check_reasoning, split_text_of
+from packhouse.run.steps.format import FORMAT, FormatParameters, check_reasoning
 from packhouse.run.steps.gather import PackRange
 from packhouse.run.steps.pack import SIDES, PackFacts, PackParameters
 from packhouse.run.steps.publish import PUBLISH, Published, PublishParameters
@@ -74,12 +74,13 @@ from packhouse.run.steps.validate import (
     ValidateParameters,
     check_all_text_is_read,
     filters_of_run,
+    render_counts,
 )
 from packhouse.store.guard import check_usable
 from packhouse.store.layout import pinned
 from packhouse.system.disks import CachePlace, make_cache
 from packhouse.system.plugins import import_extra
-from packhouse.system.progress import after_first_job, say, start_phase
+from packhouse.system.progress import say, start_phase
 from packhouse.system.terminal import check_interrupted
 from packhouse.system.wording import counted
 from packhouse.system.worker import return_freed_memory, run_if_idle
@@ -359,8 +360,7 @@ def prepare(
 
         if not all(FORMAT.peek(job.key, workspace) for job in plan.format):
             check_reasoning(recipe, validated, workspace.tokenizers)
-        with after_first_job(steps.warn_of_repeated_text):
-            formatted = steps.do(plan.format)
+        formatted = steps.do(plan.format)
         steps.check_rows()
 
         steps.do(plan.tokenize)
@@ -382,7 +382,7 @@ def prepare(
         (published,) = steps.do([output.publish])
         save_last_run(cache, recipe.dataset, (*plan, *plan.side_jobs, *output))
         gates.add(published.facts.gates, steps.seconds["audit"])
-        note = factor_note(split_text_of(formatted), recipe.format)
+        note = factor_note(render_counts(formatted), recipe.format)
     try:
         keep_limits(cache, obsolete_keys(last_run, plan.shards))
     except DiskError as error:  # the version is published; the next run tries again
@@ -464,9 +464,3 @@ class _Steps:
             if has_function("explain_bad_rows"):
                 error = function_of_addon("explain_bad_rows")(error, bad, self.recipe)
             raise error from None
-
-    def warn_of_repeated_text(self) -> None:
-        """Warn about the cost of splitting rows after the first shards, not after the last."""
-        found = [FORMAT.peek(job.key, self.workspace) for job in self.plan.format[:8]]
-        if note := factor_note(split_text_of(filter(None, found)), self.recipe.format):
-            logging.getLogger("packhouse.format").warning("so far, %s", note)

@@ -16,12 +16,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from packhouse.errors import TemplateError
-from packhouse.recipe import FormatConfig, Recipe
+from packhouse.recipe import Recipe
 from packhouse.recipe.settings import is_chat
 from packhouse.records.identity import num_rows
 from packhouse.records.lists import one_chunk
 from packhouse.records.pairs import REJECTED, cut_behind_answers, keep_both
-from packhouse.records.render_counts import REFUSALS, RenderCounts, SplitText
+from packhouse.records.render_counts import RenderCounts
 from packhouse.records.tables import FORMATTED, REFUSED, read_table, write_table
 from packhouse.render import WindowRule, make_renderer
 from packhouse.system.arrays import Int64s
@@ -112,19 +112,6 @@ def render_shard(
     table = read_table(validated)
     rendered = renderer.render(table)
     formatted, refused, notes = rendered.formatted, rendered.quarantined, Counter(rendered.notes)
-    if notes["split_bytes"]:
-        # Note which settings would refuse the first row that was split.
-        rows = formatted["row"].to_numpy()
-        first = table.filter(pc.equal(table["row"], rows[1:][rows[1:] == rows[:-1]][0])).slice(0, 1)
-        for note, changes in REFUSALS.items():
-            try:
-                config = FormatConfig(**recipe.format.model_dump() | changes)
-                tried = make_renderer(config, snapshot, folder=tokenizer).render(first)
-                num_refused = tried.quarantined.num_rows
-            except (TemplateError, ValueError):  # `thought_end` does not go with `turns: whole`
-                num_refused = 1
-            if num_refused:
-                notes[note] = num_refused
     if recipe.preferences:
         assert not rendered.added, "each side of a pair has one trained answer, so is one record"
         formatted = cut_behind_answers(formatted)
@@ -134,9 +121,11 @@ def render_shard(
         both = (refused, other.quarantined)
         formatted, rejected, refused = keep_both(formatted, rejected, both)
         write_table(folder / REJECTED, rejected)
+        notes["text_bytes"] += _text_bytes(rejected)
         notes.update(other.notes)
     write_table(folder / "formatted.arrow", formatted)
     write_table(folder / REFUSED, refused)
+    notes["text_bytes"] += _text_bytes(formatted)
     examples = rendered.examples
     is_unchanged = examples.num_rows == table.num_rows and all(
         one_chunk(examples[name]).equals(one_chunk(table[name]))
@@ -151,6 +140,10 @@ def render_shard(
     }
 
 
+def _text_bytes(formatted: pa.Table) -> int:
+    return pc.sum(pc.binary_length(formatted["text"])).as_py() or 0
+
+
 def try_rows(
     recipe: Recipe,
     row_format: str,
@@ -161,7 +154,7 @@ def try_rows(
     """Render and tokenize `validated.arrow`; write `tokenized.arrow` and `refused.arrow`.
 
     Returns:
-        `text` with the fields of `SplitText` and `counts` with those of `RenderCounts`.
+        The fields of `RenderCounts`.
     """
     if row_format == "tokenized":
         given = read_given(
@@ -170,7 +163,7 @@ def try_rows(
         )
         write_table(folder / "tokenized.arrow", given.tokenized)
         write_table(folder / REFUSED, given.quarantined)
-        return {"text": asdict(SplitText()), "counts": asdict(RenderCounts())}
+        return asdict(RenderCounts())
     texts, tokens = folder / "texts", folder / "tokens"
     for each in (texts, tokens):
         each.mkdir()
@@ -179,7 +172,6 @@ def try_rows(
     (tokens / "tokenized.arrow").rename(folder / "tokenized.arrow")
     bad = [read_table(each / REFUSED) for each in (texts, tokens)]
     write_table(folder / REFUSED, pa.concat_tables(bad))
-    sides = [texts / name for name in ("formatted.arrow", REJECTED) if (texts / name).exists()]
     formatted = read_table(texts / "formatted.arrow")
     counts = RenderCounts(
         rows=num_rows(formatted),
@@ -187,8 +179,7 @@ def try_rows(
         stop_tokens=reply["stop_tokens"],
         notes=reply["notes"],
     )
-    text = SplitText.of(map(read_table, sides), reply["notes"])
-    return {"text": asdict(text), "counts": asdict(counts)}
+    return asdict(counts)
 
 
 def usual_template(tokenizer: str, cache: Path, *, has_labels: bool) -> str:

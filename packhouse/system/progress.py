@@ -138,7 +138,6 @@ class _Run:
     """State of a run, which has one running step at a time."""
 
     step: Step | None = None
-    after_first_job: Callable[[], None] | None = None
 
 
 _display: Any = None
@@ -275,20 +274,6 @@ def forward(say: Callable[[float], None]) -> None:
 
 def job_done(num_done: int) -> None:
     """Report that `num_done` jobs of the running step are done, including cached ones."""
-    run = _run.get()
-    if run.step is not None:
-        run.step.move_to(num_done)
-    if num_done and (call := run.after_first_job):
-        run.after_first_job = None
-        call()
-
-
-@contextmanager
-def after_first_job(call: Callable[[], None]) -> Iterator[None]:
-    """Call a function once the first job of the step in the block is done."""
-    run = _run.get()
-    run.after_first_job = call
-    try:
-        yield
-    finally:
-        run.after_first_job = None
+    step = _run.get().step
+    if step is not None:
+        step.move_to(num_done)

@@ -359,17 +359,30 @@ def train_ranges(encoded: EncodedRows, spans: Spans) -> TrainedRanges:
     )
 
 
-def prompt_ends(spans: Spans) -> Int64s:
-    """Return the indices, ascending, of the spans that follow untrained text.
+def prompt_ends(spans: Spans, written: Spans) -> Int64s:
+    """Return the indices, ascending, of the trained spans at whose start a prompt ends.
+
+    Adjacent spans, such as separately weighted parts of an answer, are one completion.
+
+    Args:
+        spans: trained spans.
+        written: spans of the row's own texts, in which no prompt ends.
 
     Example:
         >>> spans = Spans(np.array([1, 3, 5]), np.array([2, 5, 7]), np.array([0, 3]))
-        >>> prompt_ends(spans).tolist()  # [5, 7) goes on where [3, 5) ends
+        >>> none = Spans(*np.zeros((3, 0), np.int64))
+        >>> prompt_ends(spans, none).tolist()  # [5, 7) goes on where [3, 5) ends
         [0, 1]
     """
-    rows = spans.rows
-    is_end = spans.ends > spans.starts
-    is_end[1:] &= (spans.starts[1:] != spans.ends[:-1]) | (rows[1:] != rows[:-1])
+    starts, rows = spans.starts, spans.rows
+    is_end = spans.ends > starts
+    is_end[1:] &= (starts[1:] != spans.ends[:-1]) | (rows[1:] != rows[:-1])
+    # Text [10, 20) is the row's: a span that begins at 14 is a weighted part of an answer. So is
+    # one that begins at 20 if another one ends at 10: the text between may be a thought.
+    before = np.searchsorted(written.starts, starts, "left") - 1
+    text_ends = np.append(written.ends, -1)[before]
+    goes_on = np.isin(np.append(written.starts, -1)[before], spans.ends)
+    is_end &= (starts > text_ends) | ((starts == text_ends) & ~goes_on)
     return np.flatnonzero(is_end)
 
 

@@ -26,7 +26,10 @@ A later piece continues in the middle of a text, so it does not get the space th
 puts before a text, up to its first added token.
 """
 
+import json
+from bisect import bisect_left
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -338,9 +341,6 @@ def encode_rows(texts: pa.StringArray, encoder: Encoder, backend: str) -> tuple[
     return merged, 0 if encoder.is_reference else len(doubtful)
 
 
-_BEFORE, _AFTER = 8, 4  # bytes around the end of a prompt
-
-
 def cuts_prompts(recipe: Recipe) -> bool:
     """Return True if prompts are encoded separately where a token crosses their end.
 
@@ -355,91 +355,71 @@ def cuts_prompts(recipe: Recipe) -> bool:
 def split_prompts(
     encoded: EncodedRows, spans: Spans, written: Spans, contents: Spans | None, backend: str
 ) -> tuple[EncodedRows, int]:
-    """Encode records in pieces where a token crosses the end of a prompt.
+    """Encode records in pieces, cut at the ends of prompts, if a token crosses one of these.
 
     Args:
         encoded: one encoding of each text.
-        spans: trained spans. A prompt ends where one follows text that is not trained. Adjacent
-            spans, such as separately weighted parts of an answer, are one completion.
-        written: spans of the row's own texts, in which no prompt ends.
+        spans: trained spans; see `prompt_ends`.
+        written: spans of the row's own texts.
         contents: spans in which control-token text is plain text; None if there are none.
         backend: the pipeline.
 
     Returns:
-        The rows, and the number of prompts that were cut off. A row that the tokenizer cannot
-        encode with plain contents stays unchanged.
+        The rows, and the number of prompts that are now encoded as at inference. A row that the
+        tokenizer cannot encode with plain contents stays unchanged.
     """
-    ends = prompt_ends(spans)
-    # Text [10, 20) is the row's: a span that begins at 14 is a weighted part of an answer. So is
-    # one that begins at 20 if another one ends at 10: the text between may be a thought.
-    before = np.searchsorted(written.starts, spans.starts[ends], "left") - 1
-    text_ends = np.append(written.ends, -1)[before]
-    goes_on = np.isin(np.append(written.starts, -1)[before], spans.ends)
-    is_inside = spans.starts[ends] < text_ends
-    is_inside |= (spans.starts[ends] == text_ends) & goes_on
-    ends = ends[~is_inside]
+    ends = prompt_ends(spans, written)
+    ends = ends[spans.starts[ends] > encoded.bases[spans.rows[ends]]]
     rows, places = spans.rows[ends], spans.starts[ends]
-    is_due = _ends_otherwise(encoded.text, places, backend) & (places > encoded.bases[rows])
-    is_due |= are_crossed(encoded, spans)[ends]
-    cuts: dict[int, set[int]] = {}
-    num_split = 0
-    while is_due.any():
-        changed: dict[int, int] = {}  # row -> number of prompts cut off in this pass
-        for row, place in zip(rows[is_due].tolist(), places[is_due].tolist(), strict=True):
-            if place not in cuts.setdefault(row, set()):
-                cuts[row].add(place)
-                changed[row] = changed.get(row, 0) + 1
-        sorted_cuts = {row: sorted(cuts[row]) for row in changed}
-        new = {
-            row: found
-            for row, found in _encode_in_pieces(sorted_cuts, encoded, contents, backend).items()
-            if not np.array_equal(found.ids, encoded.ids_of(row))
-        }
-        num_split += sum(changed[row] for row in new)
-        encoded = encoded.with_rows(new, read_pipeline(backend))
-        # The tokens of pieces differ from those of the whole, and may cross another prompt's end.
-        is_due = are_crossed(encoded, spans)[ends] & np.isin(rows, list(new))
-    return encoded, num_split
+    is_due = are_crossed(encoded, spans)[ends] | _ends_otherwise(encoded.text, places, backend)
+    if not is_due.any():
+        return encoded, 0
+    # Tokens of pieces may cross the end of another prompt, so a row is cut at all of them.
+    changed = np.unique(rows[is_due])
+    bounds = zip(*(np.searchsorted(rows, changed, side) for side in ("left", "right")), strict=True)
+    cuts = {row: places[a:b] for row, (a, b) in zip(changed.tolist(), bounds, strict=True)}
+    pieces = _encode_in_pieces(cuts, encoded, contents, backend)
+    new = {
+        row: found
+        for row, found in pieces.items()
+        if not np.array_equal(found.ids, encoded.ids_of(row))
+    }
+    num_split = int(np.isin(rows[is_due], list(new)).sum())
+    return encoded.with_rows(new, read_pipeline(backend)), num_split
+
+
+_WHITE = b" \t\n\v\f\r"
 
 
 def _ends_otherwise(text: Bytes, places: Int64s, backend: str) -> Bools:
-    """Return, for each place, if the ids of white space before it depend on what comes after.
-
-    Encodes the white space and the character after it, once for all places with the same ones.
-    """
+    """Return, for each place, if the ids of white space before it depend on what comes after."""
     is_white = np.zeros(256, np.bool_)
-    is_white[list(b" \t\n\v\f\r")] = True
+    is_white[list(_WHITE)] = True
     is_otherwise = (places > 1) & is_white[text[places - 1]] & is_white[text[places - 2]]
     if read_pipeline(backend).has_word_marks:  # SentencePiece has no pattern that looks ahead
         is_otherwise[:] = False
-    tried = np.flatnonzero(is_otherwise)
-    if not len(tried):
-        return is_otherwise
-    # "hi \n\nYes", at "Y": the bytes before are 0 0 0 0 0 32 10 10, the bytes from there 89 0 0 0.
-    before = text.take(places[tried, None] + np.arange(-_BEFORE, 0), mode="clip")
-    after = text.take(places[tried, None] + np.arange(_AFTER), mode="clip")
-    before[~np.logical_and.accumulate(is_white[before][:, ::-1], axis=1)[:, ::-1]] = 0
-    after[after[:, 0] < 0x80, 1:] = 0
-    around = np.ascontiguousarray(np.concatenate([before, after], axis=1))
-    kinds, which = np.unique(around.view(f"V{_BEFORE + _AFTER}"), return_inverse=True)
-    pairs = []
-    for kind in kinds.tolist():
-        white, rest = (
-            part.strip(b"\0").decode(errors="ignore") for part in (kind[:_BEFORE], kind[_BEFORE:])
-        )
-        pairs.append((white, rest[:1]))
-    tokenizer = load_tokenizer(backend)
-    whole, apart, rest = (
-        [each.ids for each in tokenizer.encode_batch_fast(parts, add_special_tokens=False)]
-        for parts in ([a + b for a, b in pairs], [a for a, _ in pairs], [b for _, b in pairs])
-    )
-    differs = [w != a + r for w, a, r in zip(whole, apart, rest, strict=True)]
-    is_otherwise[tried] = np.array(differs)[which.reshape(-1)]
+    data = text.tobytes() if is_otherwise.any() else b""
+    for number in np.flatnonzero(is_otherwise).tolist():
+        at = int(places[number])
+        before, after = data[max(at - 8, 0) : at], data[at : at + 4].decode(errors="ignore")
+        white = before[len(before.rstrip(_WHITE)) :].decode()
+        is_otherwise[number] = _depends_on_next(white, after[:1], backend)
     return is_otherwise
 
 
+@lru_cache(maxsize=2**12)
+def _depends_on_next(white: str, after: str, backend: str) -> bool:
+    """Return True if white space has other ids by itself than before this character."""
+    tokenizer = load_tokenizer(backend)
+    whole, apart, rest = (
+        tokenizer.encode(part, add_special_tokens=False).ids
+        for part in (white + after, white, after)
+    )
+    return bool(whole != apart + rest)
+
+
 def _encode_in_pieces(
-    cuts: dict[int, list[int]], encoded: EncodedRows, contents: Spans | None, backend: str
+    cuts: Mapping[int, Int64s], encoded: EncodedRows, contents: Spans | None, backend: str
 ) -> dict[int, EncodedRow]:
     """Encode rows in pieces and join the pieces. Leaves out rows with a piece that fails.
 
@@ -449,14 +429,13 @@ def _encode_in_pieces(
     is_added = read_pipeline(backend).is_added
     # `a the</s>[INST] b`, cut at 2, gives `a `, the inner piece `the`, and `</s>[INST] b`.
     pieces: dict[int, list[tuple[int, int, bool]]] = {}  # row -> first byte, end, is it inner
-    for row, own_cuts in cuts.items():
+    for row, places in cuts.items():
         start, end = encoded.bases[row : row + 2].tolist()
         own = slice(encoded.offsets[row], encoded.offsets[row + 1])
-        added = encoded.starts[own][is_added[encoded.ids[own]]]
+        added = encoded.starts[own][is_added[encoded.ids[own]]].tolist()
         edges = [start]
-        for cut, next_cut in pairwise([*own_cuts, end]):
-            after = np.searchsorted(added, cut)
-            edges += [cut, min(int(added[after]), next_cut) if after < len(added) else next_cut]
+        for cut, next_cut in pairwise([*places.tolist(), end]):
+            edges += [cut, min([next_cut, *added[bisect_left(added, cut) :][:1]])]
         numbered = enumerate(pairwise([*edges, end]))
         pieces[row] = [(first, last, n % 2 == 1) for n, (first, last) in numbered if last > first]
     found: dict[int, EncodedRow | None] = {}  # by the first byte
@@ -488,24 +467,14 @@ def _encode_in_pieces(
 @lru_cache(maxsize=4)
 def _without_prefix(backend: str) -> str:
     """Return the pipeline without the step that adds a space before a text; most have none."""
+
+    def changed(step: dict[str, Any]) -> dict[str, Any]:
+        if step.get("type") == "Prepend":
+            return {"type": "Sequence", "normalizers": []}
+        never = {"prepend_scheme": "never", "add_prefix_space": False}
+        return step | {name: value for name, value in never.items() if name in step}
+
     parsed = orjson.loads(backend)
     before = {name: parsed[name] for name in ("normalizer", "pre_tokenizer")}
-    after = {name: _no_prefix(step) for name, step in before.items()}
+    after = json.loads(json.dumps(before), object_hook=changed)
     return backend if after == before else orjson.dumps(parsed | after).decode()
-
-
-def _no_prefix(step: Any) -> Any:
-    """Return a step, with its nested steps, that adds nothing before a text; None if none is left.
-
-    `Prepend`, `Metaspace` and steps with `add_prefix_space` add a space there.
-    """
-    if step is None or step["type"] == "Prepend":
-        return None
-    step = dict(step)
-    if step["type"] == "Metaspace":
-        step["prepend_scheme"] = "never"
-    if "add_prefix_space" in step:
-        step["add_prefix_space"] = False
-    for name in {"normalizers", "pretokenizers"} & step.keys():
-        step[name] = [kept for each in step[name] if (kept := _no_prefix(each)) is not None]
-    return step

@@ -871,14 +871,15 @@ def test_labels_for_a_tokenizer_without_eos_train_a_head_for_classes(project, sh
 
 def test_init_shows_the_cost_of_split_rows(tmp_path, monkeypatch):
     from packhouse.addons.init import command
-    from packhouse.records.render_counts import SplitText
+    from packhouse.records.render_counts import RenderCounts
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "talks.jsonl").write_bytes(lines([{"messages": chats_of(t)} for t in TALKS]))
     render_sample = command.render_sample
 
     def split(*arguments: Any) -> Any:  # from a template that drops reasoning
-        return *render_sample(*arguments)[:2], SplitText(all=1470, split=970, whole=500)
+        counts = RenderCounts(notes={"text_bytes": 1470, "repeated_bytes": 470})
+        return *render_sample(*arguments)[:2], counts
 
     def printed(out: str) -> str:
         arguments = ["init", "talks.jsonl", "--tokenizer", str(TOKENIZER), "-o", out, "--yes"]
@@ -890,7 +891,6 @@ def test_init_shows_the_cost_of_split_rows(tmp_path, monkeypatch):
     monkeypatch.setattr(command, "render_sample", split)
     assert (
         "records hold 1.47 times the text of one rendering per row, because the template writes a "
-        "turn differently once later turns follow; alternatives: format.turns: whole; "
-        "format.reasoning: strip if rows have reasoning; format.train_on: "
-        "last_assistant"
+        "turn differently once later turns follow; for less, set format.turns: whole or "
+        "format.reasoning: strip or format.train_on: last_assistant, if the template allows it"
     ) in printed("split.yaml")

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from dataclasses import replace
 from functools import cache
 from itertools import count
 from unittest.mock import patch
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packhouse.render import chat
+from packhouse.render import chat, compiled
 from packhouse.render.chat_messages import chat_messages, parse_template_arguments
 from tests.templates.test_chat_toys import (
     CHATML,
@@ -116,6 +117,18 @@ def test_filled_rows_equal_rendered_rows_and_train_whole_answers(name, texts):
         together = renderer_of(name, turns).render(table)
         assert outcome(together) == rendered_alone(renderer_of(name, turns), table)
         check_answers(texts, together.formatted)
+
+
+def test_jinja_renders_all_rows_if_a_compiled_template_differs_from_it():
+    table = make_table([as_turns(["Hi", f"Hello {number}"]) for number in range(9)])
+    fill = compiled.Filling.add
+
+    def broken(self, record, rows):
+        fill(self, replace(record, items=("bad",) * len(record.items)), rows)
+
+    renderer = chat_renderer(CHATML, added_tokens=TOKENS)
+    with patch.object(compiled.Filling, "add", broken):
+        assert outcome(renderer.render(table)) == rendered_alone(renderer, table)
 
 
 def check_answers(texts, formatted):

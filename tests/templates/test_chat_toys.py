@@ -167,7 +167,7 @@ def test_eos_that_history_leaves_out_joins_one_record():
     out = render_chat(source, [TWO])
     assert out.formatted["text"].to_pylist() == [f"{start}</s>{end}"]
     assert only(out) == ["hello<|im_end|></s>", "see you<|im_end|></s>"]
-    assert out.notes == {"joined_bytes": 4, "rewritten_prompts": 1}
+    assert out.notes == {"repeated_bytes": 4, "rewritten_prompts": 1}
     exact = render_chat(source, [TWO], config={"turns": "exact"})
     assert exact.formatted["text"].to_pylist() == [f"{start}</s>", f"{start}{end}"]
     whole = render_chat(source, [TWO], config={"turns": "whole"})
@@ -264,9 +264,9 @@ def test_an_answer_whose_reasoning_history_drops_is_a_separate_record():
     ]
     assert only(whole) == ["hello<|im_end|>", "hello<|im_end|>", empty + "see you<|im_end|>"]
     assert (last.notes, whole.notes) == ({}, {"reasoning_not_rendered": 1})
-    # Bytes of the row's records, and of a single rendering: the cost of the split.
+    # Bytes in addition to a single rendering: the cost of the split.
     sizes = [len(text) for text in history.formatted["text"].to_pylist()]
-    assert history.notes["split_bytes"] == sum(sizes)
+    assert history.notes["repeated_bytes"] == min(sizes)
     assert history.notes["rewritten_prompts"] == 1
     assert "reasoning_not_rendered" not in history.notes
 

@@ -35,7 +35,7 @@ from packhouse.read.files import find_files, source_name
 from packhouse.recipe import Recipe, SourceConfig, ValidateConfig, parse_recipe
 from packhouse.recipe.reading import apply_override, explain_mistakes
 from packhouse.records.ledger import LedgerLine, check_quarantine
-from packhouse.records.render_counts import factor_note, total
+from packhouse.records.render_counts import RenderCounts, factor_note
 from packhouse.run.cache import Workspace
 from packhouse.run.inputs import data_uri, name_of, pinned, tokenizer_name
 from packhouse.run.rendering import usual_template
@@ -193,7 +193,8 @@ def init(
             if number < len(samples):
                 _show_rows(samples[number], recipe, cache, None)
         echo(said)
-        if factor := factor_note(total([texts for *_, texts in rendered]), recipe.format):
+        counts = RenderCounts.total(counts for *_, counts in rendered)
+        if factor := factor_note(counts, recipe.format):
             print_text(f"note: {factor}")
         for refusal in refusals:
             print_note(f"`packhouse prepare` would reject these rows: {refusal}")

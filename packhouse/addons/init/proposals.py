@@ -31,7 +31,7 @@ from packhouse.read import read_shard, scan_source
 from packhouse.read.extra_fields import MIN_SHARE
 from packhouse.read.row_formats import row_formats
 from packhouse.recipe import Recipe, SourceConfig, ValidateConfig
-from packhouse.records.render_counts import SplitText
+from packhouse.records.render_counts import RenderCounts
 from packhouse.records.tables import REFUSED, read_table, write_table
 from packhouse.run.rendering import run_template, try_rows
 from packhouse.system.disks import temporary_folder
@@ -131,12 +131,12 @@ def render_sample(
     trial: Trial,
     tokenizers: Path,
     num_rows: int | None = None,
-) -> tuple[pa.Table, pa.Table, SplitText]:
+) -> tuple[pa.Table, pa.Table, RenderCounts]:
     """Render and tokenize the conversations of a trial.
 
     Returns:
-        The records (schema `tables.TOKENIZED`), the refused records, and the amount of rendered
-        text.
+        The records (schema `tables.TOKENIZED`), the refused records, and counts of the format
+        step.
     """
     assert trial.sample is not None
     with temporary_folder("sample") as folder:
@@ -151,7 +151,7 @@ def render_sample(
         return (
             read_table(folder / "tokenized.arrow"),
             read_table(folder / REFUSED),
-            SplitText(**reply["text"]),
+            RenderCounts(**reply),
         )
 
 

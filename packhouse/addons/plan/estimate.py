@@ -24,17 +24,16 @@ from packhouse.read.files import source_name
 from packhouse.recipe import Recipe, SourceConfig
 from packhouse.records.identity import number_rows
 from packhouse.records.ledger import Filter, filters_of, share_allowed
-from packhouse.records.render_counts import RenderCounts, SplitText, factor_note, total
+from packhouse.records.render_counts import RenderCounts, factor_note
 from packhouse.records.tables import REFUSED, read_table
-from packhouse.run.cache import Receipt, Workspace
+from packhouse.run.cache import Workspace
 from packhouse.run.chain import Plan, plan_jobs
 from packhouse.run.inputs import recipe_for
 from packhouse.run.rendering import run_template, try_rows
-from packhouse.run.steps.format import FORMAT, split_text_of
+from packhouse.run.steps.format import FORMAT
 from packhouse.run.steps.tokenize import TOKENIZE
 from packhouse.run.steps.validate import (
     VALIDATE,
-    ShardCounts,
     TextOfShard,
     render_counts,
     unread_texts,
@@ -154,8 +153,6 @@ class _Counted:
     """All records, before any is dropped."""
     packed: _Records
     """Records that `pack` would take, cut as it would cut them."""
-    text: SplitText
-    """Counts of the rendered text."""
     num_read: int = 0
     """Number of rows read."""
     num_bytes: int = 1
@@ -172,7 +169,7 @@ class _Counted:
     """Fields with text that nothing reads."""
 
     @classmethod
-    def of(cls, tokenized: pa.Table, recipe: Recipe, text: SplitText, **read: Any) -> "_Counted":
+    def of(cls, tokenized: pa.Table, recipe: Recipe, **read: Any) -> "_Counted":
         """Count tokenized rows. Overlong records are dropped here if they would fail the run."""
         policy = recipe.pack.over_length
         rule = recipe.pack.model_copy(
@@ -180,14 +177,13 @@ class _Counted:
         )
         admitted, rows = apply_over_length(tokenized, rule), number_rows(tokenized)
         every = _Records.of(tokenized["num_tokens"].to_numpy(), rows)
-        return cls(every, _Records.of(admitted.lengths, rows[admitted.rows]), text, **read)
+        return cls(every, _Records.of(admitted.lengths, rows[admitted.rows]), **read)
 
     def scaled(self, share: float) -> "_Counted":
         """Return the counts multiplied by `share`."""
         return _Counted(
             self.every.scaled(share),
             self.packed.scaled(share),
-            self.text.scaled(share),
             rendered=self.rendered.scaled(share),
             quarantined={name: round(n * share) for name, n in self.quarantined.items()},
             num_bad=round(self.num_bad * share),
@@ -234,7 +230,6 @@ def estimate(recipe: Recipe, plan: Plan, workspace: Workspace) -> Estimate:
     sources: dict[str, dict[str, int]] = {}
     samples: dict[str, _Counted] = {}
     num_bytes = 0
-    done: list[Receipt[ShardCounts]] = []
     quarantined: Counter[str] = Counter()
     lineage: list[dict[str, Any]] = []
     of_texts: list[TextOfShard] = []
@@ -252,10 +247,9 @@ def estimate(recipe: Recipe, plan: Plan, workspace: Workspace) -> Estimate:
             bad = sum(each.facts.num_bad_rows for each in counts if each)
             reasons = sum((Counter(each.facts.quarantined) for each in counts if each), Counter())
             tokenized = read_table(receipt.path("tokenized.arrow"))
-            done += [rendered] if rendered else []
-            rendering = render_counts([rendered] if rendered else [])
+            counted_texts = render_counts([rendered] if rendered else [])
             bad_rows = {"num_bad": bad, "quarantined": reasons}
-            counted = _Counted.of(tokenized, recipe, SplitText(), rendered=rendering, **bad_rows)
+            counted = _Counted.of(tokenized, recipe, rendered=counted_texts, **bad_rows)
         else:
             if shard.file not in samples:
                 samples[shard.file] = _sampled(recipe, source, shard.uri, workspace)
@@ -289,9 +283,8 @@ def estimate(recipe: Recipe, plan: Plan, workspace: Workspace) -> Estimate:
     )
     tokens = sum(int(each.lengths.sum()) for each in mixed)
     packs, balance_notes = _packs(recipe, [each.lengths for each in mixed])
-    texts = [each.text for each in shards]
-    texts.append(split_text_of(done, is_split=any(text.split for text in texts)))
-    factor = factor_note(total(texts), recipe.format)
+    rendering = RenderCounts.total([each.rendered for each in shards])
+    factor = factor_note(rendering, recipe.format)
     num_read = sum(each["rows"] for each in lineage)
     num_bad = sum(each.num_bad for each in shards)
     return Estimate(
@@ -307,7 +300,7 @@ def estimate(recipe: Recipe, plan: Plan, workspace: Workspace) -> Estimate:
             *balance_notes,
             *([factor] if factor else []),
         ),
-        rendering=RenderCounts.total([each.rendered for each in shards]),
+        rendering=rendering,
         quarantined=dict(quarantined.most_common()),
         filters=tuple(filters_of(lineage)),
         refusals=(
@@ -411,7 +404,6 @@ def _sampled(recipe: Recipe, source: SourceConfig, uri: str, workspace: Workspac
     return _Counted.of(
         rows.tokenized,
         recipe,
-        rows.text,
         rendered=rows.rendered,
         quarantined=Counter(rows.bad["reason"].to_pylist()),
         num_read=rows.read.validated.num_rows,
@@ -462,7 +454,6 @@ class FirstRows:
     """Records of rows that pass (schema `tables.TOKENIZED`)."""
     bad: pa.Table
     """Rows rejected by any step (schema `tables.QUARANTINED`)."""
-    text: SplitText
     rendered: RenderCounts
 
     def refused(self) -> list[dict[str, Any]]:
@@ -509,6 +500,5 @@ def try_first_rows(
             num_bytes=shard.byte_end - shard.byte_start,
             tokenized=read_table(folder / "tokenized.arrow"),
             bad=pa.concat_tables([rows.quarantined, read_table(folder / REFUSED)]),
-            text=SplitText(**reply["text"]),
-            rendered=RenderCounts(**reply["counts"]),
+            rendered=RenderCounts(**reply),
         )

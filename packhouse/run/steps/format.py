@@ -25,7 +25,6 @@ from packhouse.recipe.settings import TEMPLATES, is_chat, is_renderer
 from packhouse.records.identity import num_rows, rewrites
 from packhouse.records.messages import FlatMessages, num_bytes
 from packhouse.records.pairs import REJECTED, both_sides
-from packhouse.records.render_counts import SplitText, total
 from packhouse.records.tables import read_table, write_table
 from packhouse.registry import function_of_addon
 from packhouse.render.sandbox import pinned_date
@@ -249,28 +248,6 @@ FORMAT = Step(
     },
     after_each_run=_run_side_jobs,
 )
-
-
-def split_text_of(
-    formatted: Iterable[Receipt[ShardCounts]], *, is_split: bool = False
-) -> SplitText:
-    """Add up the text sizes of all shards; zero if no row was split.
-
-    Args:
-        formatted: receipts of the format step.
-        is_split: True if rows of other shards were split, so the sizes are needed anyway.
-    """
-    receipts = list(formatted)
-    noted = {name for each in receipts for name in each.facts.notes}
-    if not is_split and noted.isdisjoint(("split_bytes", "joined_bytes")):
-        return SplitText()
-    names = ("formatted.arrow", REJECTED)
-    return total(
-        SplitText.of(
-            [read_table(each.path(name)) for name in names if name in each.files], each.facts.notes
-        )
-        for each in receipts
-    )
 
 
 def conversations(

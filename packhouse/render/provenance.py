@@ -119,6 +119,11 @@ class Trace:
     """(message, question) for questions that columns of texts cannot answer. If there are none,
     rows with the same answers are certain to be written with the same constants."""
 
+    @property
+    def num_questions(self) -> int:
+        """Return the number of questions so far."""
+        return len(self.predicates) + len(self.differing) + len(self.unrecorded)
+
 
 @dataclass(eq=False, repr=False, slots=True)
 class Field:

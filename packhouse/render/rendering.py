@@ -1,18 +1,18 @@
 """Render one conversation with Jinja, and locate the row's own texts in the result.
 
-`Kinds` groups the answers of a rendering by everything that decides how the template writes them.
-In a row of 5,000 answers, only one of each kind is rendered by itself; the others are written in
-the same way. So the cost grows with the length of the text, not with the square of the number of
-answers.
+`measure_kinds` groups the messages of a rendering by everything that decides how the template
+writes them. In a row of 5,000 answers, only one of each kind is rendered by itself; the others are
+written in the same way. So the cost grows with the length of the text, not with the square of the
+number of answers.
 """
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import pyarrow as pa
 
@@ -278,18 +278,6 @@ class Conversation:
         return read_parts(parts_of(text), self.control)
 
 
-class Kind(NamedTuple):
-    """How the answers of a kind differ from the rendering that contains all of them."""
-
-    skipped: int
-    """Bytes after the previous answer that are replaced by its closing."""
-    header: bytes
-    """End of the prompt, after its last text."""
-    opening: bytes
-    """Start of the completion, before the answer's first text."""
-    closing: bytes
-
-
 class Place(NamedTuple):
     """Position of a message, in bytes of the whole rendering."""
 
@@ -303,125 +291,103 @@ class Place(NamedTuple):
     has_text: bool
 
 
-class Kinds:
-    """Messages of a rendering, classified by what decides how a template writes them.
+def places_of(whole: Rendering, num_messages: int) -> list[Place | None]:
+    """Return the position of each message; None if it is uncertain.
 
-    That is: the keys of the messages around it and their answers to the template's questions, the
-    kinds of messages before it, and the template's own text around it. Go through the messages in
-    order; those in between count as surroundings of the others.
+    That is so if other texts are between its own, or it and the message before have no text.
+    """
+    found = whole.occurrences
+    own: list[list[int]] = [[] for _ in range(num_messages)]
+    for number, occurrence in enumerate(found):
+        if 0 <= occurrence.field.message < num_messages:
+            own[occurrence.field.message].append(number)
+    places: list[Place | None] = []
+    following = len(found)  # first text of any message after it
+    for number in reversed(range(num_messages)):
+        texts = own[number]
+        first, after = (texts[0], texts[-1] + 1) if texts else (following, following)
+        before = found[first - 1].end if first else 0
+        stop = found[after].start if after < len(found) else len(whole.text)
+        if len(texts) < after - first or (number and not texts and not own[number - 1]):
+            places.append(None)
+        elif texts:
+            start, end = found[first].start, found[after - 1].end
+            places.append(Place(before, start, end, stop, has_text=True))
+        else:
+            places.append(Place(before, before, before, stop, has_text=False))
+        following = min([following, *texts[:1]])
+    return places[::-1]
+
+
+Measured = TypeVar("Measured")
+
+
+def measure_kinds(
+    whole: Rendering,
+    talk: Conversation,
+    numbers: Sequence[int],
+    thinking: Sequence[bool],
+    measure: Callable[[int], Measured],
+) -> list[Measured]:
+    """Measure the first message of each kind, and return for each message that of its kind.
+
+    A kind is what decides how a template writes a message: the keys of the messages around it and
+    their answers to the template's questions, the kinds of messages before it, and the template's
+    own text around it. A message whose position is uncertain is of its own kind.
 
     Args:
-        whole: the rendering.
+        whole: rendering of all messages.
         talk: its conversation.
+        numbers: indices of the messages to measure, ascending; those in between count as
+            surroundings of the others.
         thinking: True for each message whose exchange has a thought.
+        measure: renders a message by itself.
     """
+    places, shape = places_of(whole, len(talk.messages)), whole.shape
+    measured: dict[int, Measured] = {}
+    while True:
+        num_questions, signs = talk.trace.num_questions, _signs(talk)
+        seen: dict[object, None] = {}  # signs of the messages so far, by their last appearance
+        first: dict[object, int] = {}  # of each kind
+        leaders: list[int] = []
+        start, before = 0, None
+        for number in numbers:
+            place = places[number]
+            around = (*signs[max(number - 2, 0) : number + 1], thinking[number])
+            kind: object = number
+            if place is not None:
+                gaps = shape[place.before : place.first], shape[place.last : place.after]
+                kind = (before, around, tuple(seen), gaps)
+            leaders.append(first.setdefault(kind, number))
+            before = None if place is None else around
+            for sign in signs[start : number + 1]:
+                # A sign moves to the end: of two switches in the text, the later one counts.
+                seen.pop(sign, None)
+                seen[sign] = None
+            start = number + 1
+        for number in first.values():
+            if number not in measured:
+                measured[number] = measure(number)
+        if talk.trace.num_questions == num_questions:  # else there may be more kinds
+            return [measured[number] for number in leaders]
 
-    def __init__(self, whole: Rendering, talk: Conversation, thinking: Sequence[bool]) -> None:
-        self._whole, self._thinking = whole, thinking
-        self.end = 0
-        """End of the previous message in the whole rendering."""
-        self._talk = talk
-        self._num_questions = -1
-        self._seen: dict[object, None] = {}
-        """Signs of the messages so far, in order of their last appearance."""
-        self._num_seen = 0
-        self._before: object = None
-        self._own: list[list[int]] = [[] for _ in talk.messages]
-        for number, occurrence in enumerate(whole.occurrences):
-            if 0 <= occurrence.field.message < len(self._own):
-                self._own[occurrence.field.message].append(number)
-        # For each message, the first text of any message after it. Four messages with texts of
-        # messages 0 0 1 3: own [[0, 1], [2], [], [3]], following [2, 3, 3, 4].
-        self._following = [following := len(whole.occurrences)] * len(self._own)
-        for number in reversed(range(len(self._own))):
-            self._following[number] = following
-            following = min([following, *self._own[number][:1]])
 
-    def place(self, number: int) -> Place | None:
-        """Return the position of a message; None if it is uncertain.
-
-        That is so if other texts are between its own, or it and the message before have no text.
-        """
-        found, own, behind = self._whole.occurrences, self._own[number], self._following[number]
-        first, after = (own[0], own[-1] + 1) if own else (behind, behind)
-        stop = found[after].start if after < len(found) else len(self._whole.text)
-        before = found[first - 1].end if first else 0
-        if own:
-            is_whole = own[-1] - own[0] + 1 == len(own)
-            ends = found[own[0]].start, found[own[-1]].end
-            return Place(before, *ends, stop, has_text=True) if is_whole else None
-        if number and not self._own[number - 1]:
-            return None
-        return Place(before, before, before, stop, has_text=False)
-
-    def key(self, number: int) -> object:
-        """Return the properties that define the message's kind; None if it has no position."""
-        place = self.place(number)
-        if place is None:
-            return None
-        around = tuple(self._signs()[max(number - 2, 0) : number + 1])
-        shape = self._whole.shape
-        gaps = shape[place.before : place.first], shape[place.last : place.after]
-        return (self._before, around, self._thinking[number], tuple(self._seen), gaps)
-
-    def _signs(self) -> list[object]:
-        """Return each message's role, keys, and its texts' answers to all questions."""
-        trace = self._talk.trace
-        num_questions = len(trace.predicates) + len(trace.differing) + len(trace.unrecorded)
-        if num_questions != self._num_questions:
-            self._num_questions = num_questions
-            asked: list[set[object]] = [set() for _ in self._talk.messages]
-            # To all, because a prompt may ask its last message what it asks of no other one.
-            questions = {(path[0], each.kind, each.argument) for path, each in trace.predicates}
-            for kind, question, argument in questions:
-                key = "reasoning_content" if kind == "thought" else kind
-                if key in ("content", "reasoning_content", "name", "tool_call_id"):
-                    texts = [message.get(key) or "" for message in self._talk.messages]
-                    own = answers(Predicate(question, argument, True), pa.array(texts, pa.string()))
-                    for of_message, answer in zip(asked, own.tolist(), strict=True):
-                        of_message.add((kind, question, argument, answer))
-            for message, other in trace.unrecorded:
-                if message >= 0:
-                    asked[message].add(other)
-            self._of_messages: list[object] = [
-                (message["role"], *sorted(key for key in message if message[key]), frozenset(own))
-                for message, own in zip(self._talk.messages, asked, strict=True)
-            ]
-        return self._of_messages
-
-    def advance(self, number: int) -> None:
-        """Continue with the messages after this one."""
-        place, key = self.place(number), self.key(number)
-        self._before = key[1:3] if isinstance(key, tuple) else None
-        for sign in self._signs()[self._num_seen : number + 1]:
-            # A sign moves to the end: if there are two switches in the text, the later one counts.
-            self._seen.pop(sign, None)
-            self._seen[sign] = None
-        self._num_seen = number + 1
-        self.end = place.last if place else self.end
-
-    def compare(
-        self, done: int, joined: Rendering, message: int, completion: Rendering, end: int
-    ) -> Kind | None:
-        """Learn a kind from an answer that was rendered alone; None if it is not representative.
-
-        Args:
-            done: length in bytes of the record so far.
-            joined: the record so far and the rest of the answer's prompt.
-            message: number of the answer.
-            completion: text after its prompt.
-            end: number of bytes of the completion through its stop token.
-        """
-        place, texts = self.place(message), completion.own(message)
-        found = [self._whole.occurrences[at] for at in self._own[message]]
-        is_same = [o.characters for o in found] == [o.characters for o in texts]
-        if place is None or not texts or not is_same or not joined.occurrences:
-            return None
-        first, last = texts[0].start, texts[-1].end
-        between = joined.text[done : joined.end]
-        shown = self._whole.text[self.end : place.before]
-        is_written = self._whole.text[place.first : place.last] == completion.text[first:last]
-        if not is_written or not shown.endswith(between):
-            return None
-        opening, closing = completion.text[:first], completion.text[last:end]
-        return Kind(len(shown) - len(between), joined.tail, opening, closing)
+def _signs(talk: Conversation) -> list[object]:
+    """Return each message's role, keys, and its texts' answers to all questions."""
+    asked: list[set[object]] = [set() for _ in talk.messages]
+    # To all, because a prompt may ask its last message what it asks of no other one.
+    questions = {(path[0], each.kind, each.argument) for path, each in talk.trace.predicates}
+    for kind, question, argument in questions:
+        key = "reasoning_content" if kind == "thought" else kind
+        if key in ("content", "reasoning_content", "name", "tool_call_id"):
+            texts = [message.get(key) or "" for message in talk.messages]
+            own = answers(Predicate(question, argument, True), pa.array(texts, pa.string()))
+            for of_message, answer in zip(asked, own.tolist(), strict=True):
+                of_message.add((kind, question, argument, answer))
+    for message, other in talk.trace.unrecorded:
+        if message >= 0:
+            asked[message].add(other)
+    return [
+        (message["role"], *sorted(key for key in message if message[key]), frozenset(own))
+        for message, own in zip(talk.messages, asked, strict=True)
+    ]

@@ -38,7 +38,7 @@ from packhouse.render.chat_messages import (
 )
 from packhouse.render.losses import check_row, is_thought
 from packhouse.render.provenance import UNPROVEN, Predicate, literally
-from packhouse.render.rendering import Conversation, Kinds, Occurrence, Rendering, Template
+from packhouse.render.rendering import Conversation, Occurrence, Rendering, Template, measure_kinds
 from packhouse.render.results import RefusedError, Trained, shown
 from packhouse.render.sandbox import ChatTemplate
 from packhouse.render.template_facts import ANSWER, PROBE, QUESTION, TemplateFacts, learn_facts
@@ -368,25 +368,26 @@ def message_bounds(talk: Conversation, control: re.Pattern[bytes]) -> list[Bound
     for occurrence in whole.occurrences:
         before_first.setdefault(occurrence.field.message, end)
         end = occurrence.end
-    kinds, known = Kinds(whole, talk, [False] * len(talk.roles)), dict[object, int]()
-    bounds: list[Bounds] = []
-    for number in range(len(talk.roles)):
-        own, following = whole.own(number), whole.own(number + 1)
-        if not own:
+    own = [whole.own(number) for number in range(len(talk.roles))]
+    for number, texts in enumerate(own):
+        if not texts:
             raise _unshown(talk, number, "it has no text of its own")
-        start, begin, end = own[0].start, bounds[-1].end if bounds else 0, len(text)
-        if following:
-            if following[0].start < own[-1].end:
-                raise RefusedError("template", "messages are not written in their order")
-            key = kinds.key(number)
-            if key is None or key not in known:
-                gap = text[own[-1].end : following[0].start]
-                known[key] = _closing_length(talk, number, gap, control)
-            end = own[-1].end + known[key]
+        if number and texts[0].start < own[number - 1][-1].end:
+            raise RefusedError("template", "messages are not written in their order")
+
+    def closing(number: int) -> int:
+        gap = text[own[number][-1].end : own[number + 1][0].start]
+        return _closing_length(talk, number, gap, control)
+
+    numbers, thinking = range(len(own) - 1), [False] * len(own)
+    closings = measure_kinds(whole, talk, numbers, thinking, closing)
+    ends = [own[at][-1].end + size for at, size in enumerate(closings)] + [len(text)]
+    bounds: list[Bounds] = []
+    for number, texts in enumerate(own):
+        start, begin = texts[0].start, bounds[-1].end if bounds else 0
         has_tools = any(begin <= o.start < start for o in whole.own(-1))
         is_spaced = text[max(start - 1, 0) : start] == b" " and before_first[number] != start
-        bounds.append(Bounds(start - is_spaced, end, has_tools))
-        kinds.advance(number)
+        bounds.append(Bounds(start - is_spaced, ends[number], has_tools))
     return bounds
 
 

@@ -33,12 +33,12 @@ from packhouse.render.losses import check_answer, is_thought
 from packhouse.render.provenance import Piece, Predicate
 from packhouse.render.rendering import (
     Conversation,
-    Kind,
-    Kinds,
     Occurrence,
     Place,
     Rendering,
     join_renderings,
+    measure_kinds,
+    places_of,
     read_parts,
 )
 from packhouse.render.results import RefusedError, Trained, shown
@@ -90,6 +90,18 @@ class Record:
     """Indices of the messages that it trains."""
     thinks: bool | None = None
     """True if the prompt of its last answer asks for reasoning; see `Turn`."""
+
+
+class _Difference(NamedTuple):
+    """How the answers of a kind differ from the rendering that contains all of them."""
+
+    skipped: int
+    """Bytes after the previous answer that are replaced by its closing."""
+    header: bytes
+    """End of the prompt, after its last text."""
+    opening: bytes
+    """Start of the completion, before the answer's first text."""
+    closing: bytes
 
 
 class Closing(NamedTuple):
@@ -276,48 +288,77 @@ class Answers:
             whole = self._talk.prefix(wanted[-1], arguments, is_prompt=True)
         except RefusedError:
             return None
-        kinds = Kinds(whole, self._talk, self._is_thinking)
-        known = dict[object, tuple[Kind, Turn, Counter[str]]]()
-        record = Record(whole)
+        last = self._turn(wanted[-1])
+        earlier, thinking = wanted[:-1], self._is_thinking
+        turns = [*measure_kinds(whole, self._talk, earlier, thinking, self._turn), last]
+        places = places_of(whole, len(self._raw))
+        learned: dict[int, tuple[_Difference, tuple[str, ...]]] = {}
+        record, done = Record(whole), 0  # `done` is the end of the answer before, in `whole`
         pieces: list[Rendering | bytes] = []
-        for number in wanted:
-            place, key = kinds.place(number), kinds.key(number)
-            # The last answer is rendered in any case, to check it against all before it.
-            if key in known and place is not None and number != wanted[-1]:
-                kind, pattern, notes = known[key]
-                head = whole.between(kinds.end + kind.skipped, place.before)
+        for number, turn in zip(wanted, turns, strict=True):
+            place, notes = places[number], turn.notes
+            if turn.message != number and place is not None:
+                kind, notes = learned[turn.message]
+                head = whole.between(done + kind.skipped, place.before)
                 body = whole.between(place.first, place.last)
                 start = record.end + len(head.text) + len(kind.header)
                 end = start + len(kind.opening) + len(body.text) + len(kind.closing)
                 pieces += [head, kind.header + kind.opening, body, kind.closing]
-                record.stop, record.thinks = pattern.stop, pattern.thinks
-                self.notes.update(notes)
             else:
-                turn, before = self._turn(number), self.notes.copy()
                 record.rendering = join_renderings(*pieces)
+                num_rewritten = self.notes["rewritten_prompts"]
                 joined = self._join(record, turn) if pieces else turn.prompt
-                record.thinks = turn.thinks
-                self.notes.update(turn.notes)
                 if joined is None or turn.trained != [(0, turn.end)]:
                     return None
-                if number != wanted[-1]:
-                    end = record.end
-                    found = kinds.compare(end, joined, number, turn.completion, turn.end)
+                if turn is not last:
+                    found = self._difference(whole, place, done, record.end, joined, turn)
                     if found is None:
                         return None
-                    known[key] = found, turn, self.notes - before
+                    is_rewritten = self.notes["rewritten_prompts"] > num_rewritten
+                    learned[number] = found, (*notes, *["rewritten_prompts"] * is_rewritten)
                 start = len(joined.text)
                 end = start + turn.end
-                last = number == wanted[-1]
-                pieces = [joined, turn.completion if last else turn.completion.between(0, turn.end)]
-                record.stop = turn.stop
+                pieces = [joined, turn.completion.between(0, turn.end)]
+            self.notes.update(notes)
+            record.stop, record.thinks = turn.stop, turn.thinks
             record.spans.append(Trained(start, end, number))
             record.turns.append(number)
             record.end, record.num_messages = end, number + 1
-            kinds.advance(number)
-            self._talk.num_written = number
-        record.rendering = join_renderings(*pieces)
+            done = place.last if place else done
+        record.rendering = join_renderings(pieces[0], last.completion)
         return record
+
+    def _difference(
+        self,
+        whole: Rendering,
+        place: Place | None,
+        before: int,
+        done: int,
+        joined: Rendering,
+        turn: Turn,
+    ) -> "_Difference | None":
+        """Compare an answer that was rendered by itself; None if it is not representative.
+
+        Args:
+            whole: the rendering that contains all answers.
+            place: position of the answer in it.
+            before: end of the answer before in it.
+            done: length in bytes of the record so far.
+            joined: the record so far and the rest of the answer's prompt.
+            turn: the answer.
+        """
+        texts, completion = turn.completion.own(turn.message), turn.completion.text
+        shown_texts = [o.characters for o in whole.own(turn.message)]
+        is_same = shown_texts == [o.characters for o in texts]
+        if place is None or not texts or not is_same or not joined.occurrences:
+            return None
+        first, last = texts[0].start, texts[-1].end
+        between, gap = joined.text[done : joined.end], whole.text[before : place.before]
+        is_written = whole.text[place.first : place.last] == completion[first:last]
+        if not is_written or not gap.endswith(between):
+            return None
+        opening, closing = completion[:first], completion[last : turn.end]
+        return _Difference(len(gap) - len(between), joined.tail, opening, closing)
 
     # One rendering of all messages: `turns: whole`.
 
@@ -337,28 +378,29 @@ class Answers:
             if not whole.text.startswith(ending.text, at):  # GLM's is the header of the next turn
                 longer = join_renderings(whole.between(0, at), ending.rendering)
                 whole = replace(longer, generation=whole.generation)
-        kinds = Kinds(whole, self._talk, self._is_thinking)
-        known: dict[object, tuple[int, int]] = {}  # of each kind: length of header and of closing
-        for number in wanted:
-            place, key = kinds.place(number), kinds.key(number)
-            if place is None:
-                raise RefusedError(
-                    "template",
-                    f"message {number} (assistant) has no text to be found by, or is torn by other "
-                    f"text. Set format.turns: joined, or {NOT_TRAINED}",
-                )
-            if key not in known:
-                known[key] = self._measure(number, whole, place)
-            header, closing = known[key]
+        places = places_of(whole, len(self._raw))
+
+        def measure(number: int) -> tuple[int, int]:
+            return self._measure(number, whole, places[number])
+
+        sizes = measure_kinds(whole, self._talk, wanted, self._is_thinking, measure)
+        for number, (header, closing) in zip(wanted, sizes, strict=True):
+            place = places[number]
+            assert place is not None, "measured above"
             start = place.before + header
             end = max(place.last, start) + closing
             ranges = in_blocks(number, whole, start, end) if whole.generation else [(start, end)]
             spans += [Trained(a, b, number) for a, b in ranges]
-            kinds.advance(number)
         return Record(whole, spans=spans, num_messages=len(self._raw), turns=[*wanted])
 
-    def _measure(self, number: int, whole: Rendering, place: Place) -> tuple[int, int]:
+    def _measure(self, number: int, whole: Rendering, place: Place | None) -> tuple[int, int]:
         """Return the length of the header before an answer and of its closing, in bytes."""
+        if place is None:
+            raise RefusedError(
+                "template",
+                f"message {number} (assistant) has no text to be found by, or is torn by other "
+                f"text. Set format.turns: joined, or {NOT_TRAINED}",
+            )
         is_all = number + 1 == len(self._raw)
         finished = self._talk.rendering if is_all else self._talk.prefix(number + 1)
         prompt = self._prompt(number, {}, finished)

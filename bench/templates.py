@@ -125,7 +125,7 @@ def openai_rows(path: Path, num_rows: int) -> Iterator[dict[str, Any]]:
     """Yield `num_rows` perturbed conversations of a file in OpenAI's form."""
     from packhouse.recipe import FormatConfig
     from packhouse.records.conversations import Conversations
-    from packhouse.render.chat_messages import chat_messages
+    from packhouse.render.template_messages import chat_messages
 
     table = _validated(path, "auto")
     assert table is not None, f"{path} has no sound row"
@@ -141,7 +141,7 @@ def _measure(file: str, folder: Path, table: pa.Table) -> list[str]:
     from packhouse.recipe import FormatConfig
     from packhouse.records.conversations import Conversations
     from packhouse.render import make_renderer
-    from packhouse.render.chat_messages import chat_messages
+    from packhouse.render.template_messages import chat_messages
     from packhouse.tokenize import load_snapshot
 
     tokenizer = AutoTokenizer.from_pretrained(folder)

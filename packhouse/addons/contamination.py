@@ -34,7 +34,7 @@ from packhouse.records.lists import one_chunk
 from packhouse.records.messages import FlatMessages
 from packhouse.records.pairs import REJECTED, both_sides
 from packhouse.records.tables import read_table, write_table
-from packhouse.render.chat_messages import parsed_arguments
+from packhouse.render.template_messages import parsed_arguments
 from packhouse.run.cache import Receipt
 from packhouse.run.step import Job, JobContext, Ref, Step, execute
 from packhouse.run.steps.validate import VALIDATE

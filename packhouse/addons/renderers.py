@@ -32,7 +32,6 @@ from typing import Any
 from packhouse.errors import PluginError, TemplateError
 from packhouse.recipe import FormatConfig
 from packhouse.records.conversations import DEFAULTS
-from packhouse.render.chat_messages import strings_in
 from packhouse.render.provenance import (
     Field,
     JsonForm,
@@ -46,6 +45,7 @@ from packhouse.render.provenance import (
 )
 from packhouse.render.results import RefusedError
 from packhouse.render.rows import RowRenderer
+from packhouse.render.template_messages import strings_in
 from packhouse.system.plugins import Plugin
 from packhouse.system.worker import limited
 from packhouse.tokenize.encoders import TokenizerSnapshot

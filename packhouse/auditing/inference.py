@@ -45,7 +45,7 @@ from packhouse.recipe.settings import CHAT_TEMPLATES, is_renderer
 from packhouse.records.conversations import has_thinking
 from packhouse.records.lists import one_chunk
 from packhouse.records.messages import ASSISTANT, FlatMessages
-from packhouse.render.chat_messages import Messages
+from packhouse.render.template_messages import Messages
 from packhouse.system.arrays import Bools, Int64s
 from packhouse.system.wording import counted
 from packhouse.system.worker import at

@@ -26,10 +26,10 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from packhouse.recipe import FormatConfig, Recipe
 from packhouse.recipe.settings import CHAT_TEMPLATES, is_renderer
 from packhouse.registry import function_of_addon
-from packhouse.render.chat_messages import MessageForm, Messages, chat_messages, in_parts
 from packhouse.render.rendering import Template
 from packhouse.render.results import RefusedError
 from packhouse.render.sandbox import values_to_try
+from packhouse.render.template_messages import MessageForm, Messages, chat_messages, in_parts
 from packhouse.system.plugins import find_plugin
 from packhouse.system.worker import limited
 from packhouse.tokenize.encoders import TokenizerSnapshot

@@ -23,7 +23,6 @@ from packhouse.recipe import FormatConfig
 from packhouse.records.conversations import DEFAULTS, Conversations, has_thinking
 from packhouse.records.lists import weights_column
 from packhouse.records.messages import num_bytes
-from packhouse.render.chat_messages import parse_template_arguments
 from packhouse.render.compiled import CompiledRow, Filling, compile_row
 from packhouse.render.field_columns import FieldColumns, new_numbers
 from packhouse.render.results import (
@@ -37,6 +36,7 @@ from packhouse.render.results import (
 )
 from packhouse.render.rows import RenderedRecord, RowRenderer
 from packhouse.render.template_facts import IN_TAGS
+from packhouse.render.template_messages import parse_template_arguments
 from packhouse.render.turns import MAX_PROVEN
 from packhouse.system.arrays import Bools, Int64s
 from packhouse.system.worker import at

@@ -22,14 +22,14 @@ import pyarrow.compute as pc
 
 from packhouse.records.conversations import Conversations
 from packhouse.records.messages import TOOL, num_bytes
-from packhouse.render.chat_messages import (
+from packhouse.render.provenance import JsonForm, Path, Predicate, answers, encoder
+from packhouse.render.template_messages import (
     MessageForm,
     function_of,
     is_field,
     parsed_call,
     with_call_ids,
 )
-from packhouse.render.provenance import JsonForm, Path, Predicate, answers, encoder
 from packhouse.system.arrays import Bools, Int64s
 
 _OF_CALLS = ("function", "call_name", "call_arguments", "call_id")

@@ -11,10 +11,10 @@ from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
-from packhouse.render.chat_messages import function_of, parsed_arguments, strings_in
 from packhouse.render.provenance import UNPROVEN, Field, Piece
-from packhouse.render.rendering import Conversation, Occurrence, Rendering
+from packhouse.render.rendering import Occurrence, Rendering, TracedConversation
 from packhouse.render.results import RefusedError
+from packhouse.render.template_messages import function_of, parsed_arguments, strings_in
 
 EXCERPT = 60  # characters of a lost text that messages show
 _Ranges = dict[Field, list[tuple[int, int]]]
@@ -25,7 +25,7 @@ def _excerpt(text: str) -> str:
     return repr(text if len(text) <= EXCERPT else f"{text[:EXCERPT]}...")
 
 
-def check_answer(talk: Conversation, message: int, completion: Rendering) -> list[str]:
+def check_answer(talk: TracedConversation, message: int, completion: Rendering) -> list[str]:
     """Refuse a completion that leaves out text of its answer.
 
     Args:
@@ -48,7 +48,10 @@ def check_answer(talk: Conversation, message: int, completion: Rendering) -> lis
 
 
 def check_row(
-    talk: Conversation, records: Sequence[Rendering], num_messages: int, trained: Container[int]
+    talk: TracedConversation,
+    records: Sequence[Rendering],
+    num_messages: int,
+    trained: Container[int],
 ) -> Counter[str]:
     """Refuse a row whose records lack some of its text, or that forges a control token.
 
@@ -137,7 +140,7 @@ def _ranges(renderings: Sequence[Rendering]) -> _Ranges:
     return ranges
 
 
-def _check_field(talk: Conversation, field: Field, ranges: _Ranges) -> list[str]:
+def _check_field(talk: TracedConversation, field: Field, ranges: _Ranges) -> list[str]:
     """Return the thoughts of a field that are not written; refuse any other missing text."""
     message, is_call = talk.messages[field.message], field.kind == "function"
     thoughts: list[str] = []
@@ -178,7 +181,7 @@ _TEXT_KEYS = ("text", "content", "contents")
 transformers)."""
 
 
-def _check_documents(talk: Conversation, ranges: Mapping[Field, object]) -> None:
+def _check_documents(talk: TracedConversation, ranges: Mapping[Field, object]) -> None:
     """Refuse a rendering without the text of a document, or without any text of it."""
     own = [field for field in talk.trace.fields if field.kind == "argument"]
     own = [

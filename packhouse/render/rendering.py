@@ -16,7 +16,6 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import pyarrow as pa
 
-from packhouse.render.chat_messages import Messages, TemplateArguments, in_parts, trace_conversation
 from packhouse.render.provenance import (
     BLOCK_EDGES,
     REWRITTEN,
@@ -32,6 +31,12 @@ from packhouse.render.provenance import (
     value_of,
 )
 from packhouse.render.results import RefusedError
+from packhouse.render.template_messages import (
+    Messages,
+    TemplateArguments,
+    in_parts,
+    trace_conversation,
+)
 
 # Templates whose gaps between turns all differ would take quadratic time.
 FREE_MESSAGES = 2**18  # messages that a row may render, in addition to 64 per message
@@ -197,7 +202,7 @@ class Template(Protocol):
         ...
 
 
-class Conversation:
+class TracedConversation:
     """One conversation, and the renderings of its first messages.
 
     Args:
@@ -324,7 +329,7 @@ Measured = TypeVar("Measured")
 
 def measure_kinds(
     whole: Rendering,
-    talk: Conversation,
+    talk: TracedConversation,
     numbers: Sequence[int],
     thinking: Sequence[bool],
     measure: Callable[[int], Measured],
@@ -372,7 +377,7 @@ def measure_kinds(
             return [measured[number] for number in leaders]
 
 
-def _signs(talk: Conversation) -> list[object]:
+def _signs(talk: TracedConversation) -> list[object]:
     """Return each message's role, keys, and its texts' answers to all questions."""
     asked: list[set[object]] = [set() for _ in talk.messages]
     # To all, because a prompt may ask its last message what it asks of no other one.

@@ -28,7 +28,19 @@ from packhouse.errors import ConfigError, TemplateError
 from packhouse.recipe import FormatConfig
 from packhouse.records.conversations import BEGINS_THOUGHT, DEFAULTS, tag_spans, thought_spans
 from packhouse.records.identity import Extent
-from packhouse.render.chat_messages import (
+from packhouse.render.losses import check_row, is_thought
+from packhouse.render.provenance import UNPROVEN, Predicate, literally
+from packhouse.render.rendering import (
+    Occurrence,
+    Rendering,
+    Template,
+    TracedConversation,
+    measure_kinds,
+)
+from packhouse.render.results import RefusedError, Trained, shown
+from packhouse.render.sandbox import ChatTemplate
+from packhouse.render.template_facts import ANSWER, PROBE, QUESTION, TemplateFacts, learn_facts
+from packhouse.render.template_messages import (
     PLAIN,
     MessageForm,
     Messages,
@@ -36,13 +48,7 @@ from packhouse.render.chat_messages import (
     chat_messages,
     in_parts,
 )
-from packhouse.render.losses import check_row, is_thought
-from packhouse.render.provenance import UNPROVEN, Predicate, literally
-from packhouse.render.rendering import Conversation, Occurrence, Rendering, Template, measure_kinds
-from packhouse.render.results import RefusedError, Trained, shown
-from packhouse.render.sandbox import ChatTemplate
-from packhouse.render.template_facts import ANSWER, PROBE, QUESTION, TemplateFacts, learn_facts
-from packhouse.render.turns import NOT_TRAINED, Answers, Record
+from packhouse.render.turns import NOT_TRAINED, AnswerRule, Record
 from packhouse.tokenize.control_text import any_of
 from packhouse.tokenize.encoders import TokenizerSnapshot, TokenLimit
 
@@ -68,7 +74,7 @@ class RenderedRecord(NamedTuple):
 class RenderedRow:
     """One conversation as text."""
 
-    talk: Conversation
+    talk: TracedConversation
     records: list[RenderedRecord]
     notes: Counter[str]
 
@@ -185,7 +191,9 @@ class RowRenderer:
         if any("tool_calls" in message for message in messages):
             tools = tools or _TOOLS  # Hunyuan 3 writes reasoning only where there are some
         given = TemplateArguments(tools, {**needed, **arguments})
-        talk = Conversation(self.template, messages, given, self.control, self.has_content_parts)
+        talk = TracedConversation(
+            self.template, messages, given, self.control, self.has_content_parts
+        )
         done = talk.prefix(len(messages), is_prompt=is_prompt)
         return replace(done, occurrences=[o for o in done.occurrences if o.field.message >= 0])
 
@@ -237,7 +245,9 @@ class RowRenderer:
             (forms[writes.index(answer)] for answer in (True, False) if answer in writes), forms[0]
         )
 
-    def _content_spans(self, rendering: Rendering, talk: Conversation) -> list[tuple[int, int]]:
+    def _content_spans(
+        self, rendering: Rendering, talk: TracedConversation
+    ) -> list[tuple[int, int]]:
         """Return the spans of the row's own texts, without thought tags at the start of answers.
 
         The model writes those tags as tokens, wherever the template takes them from.
@@ -285,7 +295,7 @@ class RowRenderer:
         Args:
             raw: canonical messages, each with the weight decided for it.
             given: tools and arguments.
-            limit: see `Answers`.
+            limit: see `AnswerRule`.
 
         Raises:
             RefusedError: the template refuses the row, loses text of it or shows no spans.
@@ -294,7 +304,7 @@ class RowRenderer:
             raise RefusedError("template", "the conversation has no message")
         messages = chat_messages(raw, self.form)
         is_stripped = self._config.reasoning == "strip"
-        talk = Conversation(
+        talk = TracedConversation(
             self.template, messages, given, self.control, self.has_content_parts, is_stripped
         )
         weights = [message["weight"] for message in raw]
@@ -310,11 +320,11 @@ class RowRenderer:
             if config.train_on == "all":
                 record.spans = all_spans(raw, talk, config, control)
             elif answers:
-                rule = Answers(raw, talk, config, self.facts, control)
+                rule = AnswerRule(raw, talk, config, self.facts, control)
                 record = rule.whole_record(answers)
             records = [record]
         else:
-            rule = Answers(raw, talk, config, self.facts, control, limit)
+            rule = AnswerRule(raw, talk, config, self.facts, control, limit)
             records = rule.records(answers)
             written, last = [record.rendering for record in records], records[-1].num_messages
             kept = {*others, *(number for record in records for number in record.turns)}
@@ -352,7 +362,7 @@ class Bounds(NamedTuple):
     """True if tool definitions come between its header and its text."""
 
 
-def message_bounds(talk: Conversation, control: re.Pattern[bytes]) -> list[Bounds]:
+def message_bounds(talk: TracedConversation, control: re.Pattern[bytes]) -> list[Bounds]:
     """Return the positions of the messages of a conversation.
 
     Args:
@@ -391,7 +401,9 @@ def message_bounds(talk: Conversation, control: re.Pattern[bytes]) -> list[Bound
     return bounds
 
 
-def _closing_length(talk: Conversation, number: int, gap: bytes, control: re.Pattern[bytes]) -> int:
+def _closing_length(
+    talk: TracedConversation, number: int, gap: bytes, control: re.Pattern[bytes]
+) -> int:
     """Return how many bytes of the gap after a message close it.
 
     They are those that the gap shares with the end of a rendering of the messages up to this one.
@@ -410,14 +422,14 @@ def _closing_length(talk: Conversation, number: int, gap: bytes, control: re.Pat
     raise _unshown(talk, number, f"{shown(gap[:40])} follows it")
 
 
-def _unshown(talk: Conversation, number: int, why: str) -> RefusedError:
+def _unshown(talk: TracedConversation, number: int, why: str) -> RefusedError:
     what = f"the end of message {number} ({talk.roles[number]}) cannot be shown"
     return RefusedError("template", f"{what}: {why}")
 
 
 def add_other_turns(
     records: Sequence[Record],
-    talk: Conversation,
+    talk: TracedConversation,
     others: Sequence[int],
     control: re.Pattern[bytes],
 ) -> None:
@@ -451,7 +463,7 @@ def add_other_turns(
 
 
 def all_spans(
-    raw: Messages, talk: Conversation, config: FormatConfig, control: re.Pattern[bytes]
+    raw: Messages, talk: TracedConversation, config: FormatConfig, control: re.Pattern[bytes]
 ) -> list[Trained]:
     """Return the spans of `train_on: all`: whole messages, headers included.
 
@@ -478,7 +490,7 @@ def all_spans(
 
 
 def weigh_spans(
-    record: Record, raw: Messages, talk: Conversation, config: FormatConfig
+    record: Record, raw: Messages, talk: TracedConversation, config: FormatConfig
 ) -> list[Trained]:
     """Return the spans of a record with their weights, cut where the weight changes.
 

@@ -11,9 +11,9 @@ from itertools import product
 from typing import NamedTuple
 
 from packhouse.errors import TemplateError
-from packhouse.render.chat_messages import Messages
 from packhouse.render.rendering import Rendering
 from packhouse.render.results import RefusedError, shown
+from packhouse.render.template_messages import Messages
 
 PROBE = ("Perhaps", "Certainly", "Otherwise", "Naturally")
 PROBE_THOUGHT = "Presumably"

@@ -28,14 +28,13 @@ from typing import NamedTuple
 
 from packhouse.recipe import FormatConfig
 from packhouse.records.conversations import BEGINS_THOUGHT
-from packhouse.render.chat_messages import Messages, function_of
 from packhouse.render.losses import check_answer, is_thought
 from packhouse.render.provenance import Piece, Predicate
 from packhouse.render.rendering import (
-    Conversation,
     Occurrence,
     Place,
     Rendering,
+    TracedConversation,
     join_renderings,
     measure_kinds,
     places_of,
@@ -43,6 +42,7 @@ from packhouse.render.rendering import (
 )
 from packhouse.render.results import RefusedError, Trained, shown
 from packhouse.render.template_facts import IN_TAGS, TemplateFacts, ends_in_tag
+from packhouse.render.template_messages import Messages, function_of
 from packhouse.tokenize.encoders import TokenLimit
 
 PROBE_NAME = "Likewise"
@@ -56,7 +56,7 @@ MAX_PROVEN = 16  # with more answers than this in a row, only one of each kind i
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class TrainedAnswer:
     """One trained answer, as inference sees it."""
 
     message: int
@@ -89,7 +89,7 @@ class Record:
     turns: list[int] = field(default_factory=list)
     """Indices of the messages that it trains."""
     thinks: bool | None = None
-    """True if the prompt of its last answer asks for reasoning; see `Turn`."""
+    """True if the prompt of its last answer asks for reasoning; see `TrainedAnswer`."""
 
 
 class _Difference(NamedTuple):
@@ -113,7 +113,7 @@ class Closing(NamedTuple):
     stop: bytes
 
 
-class Answers:
+class AnswerRule:
     """Finds the prompts and completions of a conversation's answers.
 
     Args:
@@ -128,7 +128,7 @@ class Answers:
     def __init__(
         self,
         raw: Messages,
-        talk: Conversation,
+        talk: TracedConversation,
         config: FormatConfig,
         facts: TemplateFacts,
         control: re.Pattern[bytes],
@@ -216,7 +216,7 @@ class Answers:
                     last.rendering, last.num_messages = whole, len(self._raw)
         return made
 
-    def _join(self, record: Record, turn: Turn) -> Rendering | None:
+    def _join(self, record: Record, turn: TrainedAnswer) -> Rendering | None:
         """Extend the record so far by a prompt; return None if the prompt does not continue it."""
         prompt, done = turn.prompt, record.rendering.text[: record.end]
         if prompt.text.startswith(done):
@@ -335,7 +335,7 @@ class Answers:
         before: int,
         done: int,
         joined: Rendering,
-        turn: Turn,
+        turn: TrainedAnswer,
     ) -> "_Difference | None":
         """Compare an answer that was rendered by itself; None if it is not representative.
 
@@ -454,7 +454,7 @@ class Answers:
 
     # One answer.
 
-    def _turn(self, number: int) -> Turn:
+    def _turn(self, number: int) -> TrainedAnswer:
         """Return the prompt and the completion of one answer.
 
         Raises:
@@ -478,7 +478,7 @@ class Answers:
         assert refused is not None
         raise refused
 
-    def _turn_with(self, number: int, arguments: Mapping[str, object]) -> Turn:
+    def _turn_with(self, number: int, arguments: Mapping[str, object]) -> TrainedAnswer:
         finished = self._talk.prefix(number + 1, arguments)
         prompt = self._prompt(number, arguments, finished)
         start = self._start(number, prompt, finished)
@@ -516,7 +516,7 @@ class Answers:
             blocks = in_blocks(number, finished, start, start + end)
             trained = [(a - start, b - start) for a, b in blocks]
         completion = join_renderings(body, closing.rendering)
-        return Turn(number, prompt, completion, end, closing.stop, trained, notes)
+        return TrainedAnswer(number, prompt, completion, end, closing.stop, trained, notes)
 
     def _prompt(
         self, number: int, arguments: Mapping[str, object], finished: Rendering

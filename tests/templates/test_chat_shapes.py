@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packhouse.render import chat, compiled
-from packhouse.render.chat_messages import chat_messages, parse_template_arguments
+from packhouse.render.template_messages import chat_messages, parse_template_arguments
 from tests.templates.test_chat_toys import (
     CHATML,
     GENERATION,

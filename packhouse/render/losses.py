@@ -12,7 +12,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
 from packhouse.render.provenance import UNPROVEN, Field, Piece
-from packhouse.render.rendering import Occurrence, Rendering, TracedConversation
+from packhouse.render.rendering import Occurrence, Rendering, TracedRow
 from packhouse.render.results import RefusedError
 from packhouse.render.template_messages import function_of, parsed_arguments, strings_in
 
@@ -25,7 +25,7 @@ def _excerpt(text: str) -> str:
     return repr(text if len(text) <= EXCERPT else f"{text[:EXCERPT]}...")
 
 
-def check_answer(talk: TracedConversation, message: int, completion: Rendering) -> list[str]:
+def check_answer(talk: TracedRow, message: int, completion: Rendering) -> list[str]:
     """Refuse a completion that leaves out text of its answer.
 
     Args:
@@ -48,7 +48,7 @@ def check_answer(talk: TracedConversation, message: int, completion: Rendering) 
 
 
 def check_row(
-    talk: TracedConversation,
+    talk: TracedRow,
     records: Sequence[Rendering],
     num_messages: int,
     trained: Container[int],
@@ -140,7 +140,7 @@ def _ranges(renderings: Sequence[Rendering]) -> _Ranges:
     return ranges
 
 
-def _check_field(talk: TracedConversation, field: Field, ranges: _Ranges) -> list[str]:
+def _check_field(talk: TracedRow, field: Field, ranges: _Ranges) -> list[str]:
     """Return the thoughts of a field that are not written; refuse any other missing text."""
     message, is_call = talk.messages[field.message], field.kind == "function"
     thoughts: list[str] = []
@@ -181,7 +181,7 @@ _TEXT_KEYS = ("text", "content", "contents")
 transformers)."""
 
 
-def _check_documents(talk: TracedConversation, ranges: Mapping[Field, object]) -> None:
+def _check_documents(talk: TracedRow, ranges: Mapping[Field, object]) -> None:
     """Refuse a rendering without the text of a document, or without any text of it."""
     own = [field for field in talk.trace.fields if field.kind == "argument"]
     own = [

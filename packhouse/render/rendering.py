@@ -202,7 +202,7 @@ class Template(Protocol):
         ...
 
 
-class TracedConversation:
+class TracedRow:
     """One conversation, and the renderings of its first messages.
 
     Args:
@@ -329,7 +329,7 @@ Measured = TypeVar("Measured")
 
 def measure_kinds(
     whole: Rendering,
-    talk: TracedConversation,
+    talk: TracedRow,
     numbers: Sequence[int],
     thinking: Sequence[bool],
     measure: Callable[[int], Measured],
@@ -377,7 +377,7 @@ def measure_kinds(
             return [measured[number] for number in leaders]
 
 
-def _signs(talk: TracedConversation) -> list[object]:
+def _signs(talk: TracedRow) -> list[object]:
     """Return each message's role, keys, and its texts' answers to all questions."""
     asked: list[set[object]] = [set() for _ in talk.messages]
     # To all, because a prompt may ask its last message what it asks of no other one.

@@ -34,7 +34,7 @@ from packhouse.render.rendering import (
     Occurrence,
     Rendering,
     Template,
-    TracedConversation,
+    TracedRow,
     measure_kinds,
 )
 from packhouse.render.results import RefusedError, Trained, shown
@@ -74,7 +74,7 @@ class RenderedRecord(NamedTuple):
 class RenderedRow:
     """One conversation as text."""
 
-    talk: TracedConversation
+    talk: TracedRow
     records: list[RenderedRecord]
     notes: Counter[str]
 
@@ -191,9 +191,7 @@ class RowRenderer:
         if any("tool_calls" in message for message in messages):
             tools = tools or _TOOLS  # Hunyuan 3 writes reasoning only where there are some
         given = TemplateArguments(tools, {**needed, **arguments})
-        talk = TracedConversation(
-            self.template, messages, given, self.control, self.has_content_parts
-        )
+        talk = TracedRow(self.template, messages, given, self.control, self.has_content_parts)
         done = talk.prefix(len(messages), is_prompt=is_prompt)
         return replace(done, occurrences=[o for o in done.occurrences if o.field.message >= 0])
 
@@ -245,9 +243,7 @@ class RowRenderer:
             (forms[writes.index(answer)] for answer in (True, False) if answer in writes), forms[0]
         )
 
-    def _content_spans(
-        self, rendering: Rendering, talk: TracedConversation
-    ) -> list[tuple[int, int]]:
+    def _content_spans(self, rendering: Rendering, talk: TracedRow) -> list[tuple[int, int]]:
         """Return the spans of the row's own texts, without thought tags at the start of answers.
 
         The model writes those tags as tokens, wherever the template takes them from.
@@ -304,7 +300,7 @@ class RowRenderer:
             raise RefusedError("template", "the conversation has no message")
         messages = chat_messages(raw, self.form)
         is_stripped = self._config.reasoning == "strip"
-        talk = TracedConversation(
+        talk = TracedRow(
             self.template, messages, given, self.control, self.has_content_parts, is_stripped
         )
         weights = [message["weight"] for message in raw]
@@ -362,7 +358,7 @@ class Bounds(NamedTuple):
     """True if tool definitions come between its header and its text."""
 
 
-def message_bounds(talk: TracedConversation, control: re.Pattern[bytes]) -> list[Bounds]:
+def message_bounds(talk: TracedRow, control: re.Pattern[bytes]) -> list[Bounds]:
     """Return the positions of the messages of a conversation.
 
     Args:
@@ -401,9 +397,7 @@ def message_bounds(talk: TracedConversation, control: re.Pattern[bytes]) -> list
     return bounds
 
 
-def _closing_length(
-    talk: TracedConversation, number: int, gap: bytes, control: re.Pattern[bytes]
-) -> int:
+def _closing_length(talk: TracedRow, number: int, gap: bytes, control: re.Pattern[bytes]) -> int:
     """Return how many bytes of the gap after a message close it.
 
     They are those that the gap shares with the end of a rendering of the messages up to this one.
@@ -422,14 +416,14 @@ def _closing_length(
     raise _unshown(talk, number, f"{shown(gap[:40])} follows it")
 
 
-def _unshown(talk: TracedConversation, number: int, why: str) -> RefusedError:
+def _unshown(talk: TracedRow, number: int, why: str) -> RefusedError:
     what = f"the end of message {number} ({talk.roles[number]}) cannot be shown"
     return RefusedError("template", f"{what}: {why}")
 
 
 def add_other_turns(
     records: Sequence[Record],
-    talk: TracedConversation,
+    talk: TracedRow,
     others: Sequence[int],
     control: re.Pattern[bytes],
 ) -> None:
@@ -463,7 +457,7 @@ def add_other_turns(
 
 
 def all_spans(
-    raw: Messages, talk: TracedConversation, config: FormatConfig, control: re.Pattern[bytes]
+    raw: Messages, talk: TracedRow, config: FormatConfig, control: re.Pattern[bytes]
 ) -> list[Trained]:
     """Return the spans of `train_on: all`: whole messages, headers included.
 
@@ -490,7 +484,7 @@ def all_spans(
 
 
 def weigh_spans(
-    record: Record, raw: Messages, talk: TracedConversation, config: FormatConfig
+    record: Record, raw: Messages, talk: TracedRow, config: FormatConfig
 ) -> list[Trained]:
     """Return the spans of a record with their weights, cut where the weight changes.
 

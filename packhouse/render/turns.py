@@ -34,7 +34,7 @@ from packhouse.render.rendering import (
     Occurrence,
     Place,
     Rendering,
-    TracedConversation,
+    TracedRow,
     join_renderings,
     measure_kinds,
     places_of,
@@ -102,6 +102,7 @@ class _Difference(NamedTuple):
     opening: bytes
     """Start of the completion, before the answer's first text."""
     closing: bytes
+    notes: Counter[str]
 
 
 class Closing(NamedTuple):
@@ -128,7 +129,7 @@ class AnswerRule:
     def __init__(
         self,
         raw: Messages,
-        talk: TracedConversation,
+        talk: TracedRow,
         config: FormatConfig,
         facts: TemplateFacts,
         control: re.Pattern[bytes],
@@ -292,34 +293,48 @@ class AnswerRule:
         earlier, thinking = wanted[:-1], self._is_thinking
         turns = [*measure_kinds(whole, self._talk, earlier, thinking, self._turn), last]
         places = places_of(whole, len(self._raw))
-        learned: dict[int, tuple[_Difference, tuple[str, ...]]] = {}
+        learned: dict[int, _Difference] = {}
         record, done = Record(whole), 0  # `done` is the end of the answer before, in `whole`
         pieces: list[Rendering | bytes] = []
         for number, turn in zip(wanted, turns, strict=True):
-            place, notes = places[number], turn.notes
+            place = places[number]
             if turn.message != number and place is not None:
-                kind, notes = learned[turn.message]
+                kind = learned[turn.message]
+                self.notes.update(kind.notes)
                 head = whole.between(done + kind.skipped, place.before)
                 body = whole.between(place.first, place.last)
                 start = record.end + len(head.text) + len(kind.header)
                 end = start + len(kind.opening) + len(body.text) + len(kind.closing)
                 pieces += [head, kind.header + kind.opening, body, kind.closing]
             else:
-                record.rendering = join_renderings(*pieces)
-                num_rewritten = self.notes["rewritten_prompts"]
+                record.rendering, before = join_renderings(*pieces), self.notes.copy()
                 joined = self._join(record, turn) if pieces else turn.prompt
                 if joined is None or turn.trained != [(0, turn.end)]:
                     return None
+                self.notes.update(turn.notes)
                 if turn is not last:
-                    found = self._difference(whole, place, done, record.end, joined, turn)
-                    if found is None:
+                    own, text = turn.completion.own(number), turn.completion.text
+                    is_same = [o.characters for o in own] == [
+                        o.characters for o in whole.own(number)
+                    ]
+                    if place is None or not own or not is_same or not joined.occurrences:
                         return None
-                    is_rewritten = self.notes["rewritten_prompts"] > num_rewritten
-                    learned[number] = found, (*notes, *["rewritten_prompts"] * is_rewritten)
+                    first, stop = own[0].start, own[-1].end
+                    between = joined.text[record.end : joined.end]
+                    gap = whole.text[done : place.before]
+                    is_written = whole.text[place.first : place.last] == text[first:stop]
+                    if not is_written or not gap.endswith(between):
+                        return None
+                    learned[number] = _Difference(
+                        skipped=len(gap) - len(between),
+                        header=joined.tail,
+                        opening=text[:first],
+                        closing=text[stop : turn.end],
+                        notes=self.notes - before,
+                    )
                 start = len(joined.text)
                 end = start + turn.end
                 pieces = [joined, turn.completion.between(0, turn.end)]
-            self.notes.update(notes)
             record.stop, record.thinks = turn.stop, turn.thinks
             record.spans.append(Trained(start, end, number))
             record.turns.append(number)
@@ -327,38 +342,6 @@ class AnswerRule:
             done = place.last if place else done
         record.rendering = join_renderings(pieces[0], last.completion)
         return record
-
-    def _difference(
-        self,
-        whole: Rendering,
-        place: Place | None,
-        before: int,
-        done: int,
-        joined: Rendering,
-        turn: TrainedAnswer,
-    ) -> "_Difference | None":
-        """Compare an answer that was rendered by itself; None if it is not representative.
-
-        Args:
-            whole: the rendering that contains all answers.
-            place: position of the answer in it.
-            before: end of the answer before in it.
-            done: length in bytes of the record so far.
-            joined: the record so far and the rest of the answer's prompt.
-            turn: the answer.
-        """
-        texts, completion = turn.completion.own(turn.message), turn.completion.text
-        shown_texts = [o.characters for o in whole.own(turn.message)]
-        is_same = shown_texts == [o.characters for o in texts]
-        if place is None or not texts or not is_same or not joined.occurrences:
-            return None
-        first, last = texts[0].start, texts[-1].end
-        between, gap = joined.text[done : joined.end], whole.text[before : place.before]
-        is_written = whole.text[place.first : place.last] == completion[first:last]
-        if not is_written or not gap.endswith(between):
-            return None
-        opening, closing = completion[:first], completion[last : turn.end]
-        return _Difference(len(gap) - len(between), joined.tail, opening, closing)
 
     # One rendering of all messages: `turns: whole`.
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from packhouse.render import provenance
 from packhouse.render.provenance import Piece, TracedText
-from packhouse.render.rendering import TracedConversation
+from packhouse.render.rendering import TracedRow
 from packhouse.render.results import RefusedError
 from packhouse.render.sandbox import ChatTemplate, _make_environment
 from packhouse.render.template_messages import TemplateArguments
@@ -56,9 +56,7 @@ def check(source, messages=MESSAGES, tools=TOOLS):
         return False
     nothing = re.compile("(?!)")
     try:
-        rendering = TracedConversation(
-            template, messages, TemplateArguments(tools), nothing
-        ).rendering
+        rendering = TracedRow(template, messages, TemplateArguments(tools), nothing).rendering
     except RefusedError:
         return False  # refused, not guessed
     text, expected = (re.sub("0x[0-9a-f]+", "", t) for t in (rendering.text.decode(), expected))
@@ -146,7 +144,7 @@ def test_a_row_cannot_forge_the_placeholders_of_its_texts_in_json(number):
 @pytest.mark.parametrize("use", ["m.join([1])", "m.removeprefix((' ', 'b'))", "m.removesuffix(1)"])
 def test_calls_that_str_refuses_are_refused(use):
     template = ChatTemplate(PREFIX + "{{ " + use + " }}", {}, where="toy")
-    talk = TracedConversation(template, MESSAGES, TemplateArguments(), re.compile("(?!)"))
+    talk = TracedRow(template, MESSAGES, TemplateArguments(), re.compile("(?!)"))
     with pytest.raises(RefusedError, match="TypeError"):
         _ = talk.rendering
 
@@ -202,7 +200,7 @@ def test_the_work_grows_with_the_length_of_a_text(use, monkeypatch):
     for size in (500, 1000):
         looks.clear()
         messages = [{"role": "user", "content": "x\n" * size}]
-        talk = TracedConversation(template, messages, TemplateArguments(), re.compile("(?!)"))
+        talk = TracedRow(template, messages, TemplateArguments(), re.compile("(?!)"))
         assert talk.rendering.text.count(b"x") == size
         work.append(len(looks))
 

@@ -76,7 +76,12 @@ class ChatEngine:
             filled, notes, samples = self._fill(conversations, is_long)
             # If the compiler is wrong about a sample, Jinja renders all rows.
             by_jinja = render_rows(self._rows, conversations, samples).filled
-            if not filled.take(np.flatnonzero(np.isin(filled.rows, samples))).equals(by_jinja):
+            taken = filled.take(np.flatnonzero(np.isin(filled.rows, samples)))
+            if not (
+                np.array_equal(taken.rows, by_jinja.rows)
+                and np.array_equal(taken.extents, by_jinja.extents)
+                and taken.texts.equals(by_jinja.texts)
+            ):
                 self._compiles = False
                 return self.render(conversations)
         # Long rows are rendered alone, because records over the limit are only counted.

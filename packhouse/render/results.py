@@ -62,11 +62,6 @@ class Filled:
         """Return the records at these places."""
         return Filled(self.rows[places], self.extents[places], self.texts.take(pa.array(places)))
 
-    def equals(self, other: "Filled") -> bool:
-        """Return True if these are the same records."""
-        is_same = np.array_equal(self.rows, other.rows) and self.texts.equals(other.texts)
-        return is_same and np.array_equal(self.extents, other.extents)
-
 
 NONE_FILLED = Filled(np.zeros(0, np.int64), np.zeros(0, np.object_), TEXTS.empty_table())
 

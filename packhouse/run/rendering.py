@@ -121,11 +121,11 @@ def render_shard(
         both = (refused, other.quarantined)
         formatted, rejected, refused = keep_both(formatted, rejected, both)
         write_table(folder / REJECTED, rejected)
-        notes["text_bytes"] += _text_bytes(rejected)
+        notes["text_bytes"] += pc.sum(pc.binary_length(rejected["text"])).as_py() or 0
         notes.update(other.notes)
     write_table(folder / "formatted.arrow", formatted)
     write_table(folder / REFUSED, refused)
-    notes["text_bytes"] += _text_bytes(formatted)
+    notes["text_bytes"] += pc.sum(pc.binary_length(formatted["text"])).as_py() or 0
     examples = rendered.examples
     is_unchanged = examples.num_rows == table.num_rows and all(
         one_chunk(examples[name]).equals(one_chunk(table[name]))
@@ -138,10 +138,6 @@ def render_shard(
         "added": rendered.added,
         "stop_tokens": dict(rendered.stop_tokens),
     }
-
-
-def _text_bytes(formatted: pa.Table) -> int:
-    return pc.sum(pc.binary_length(formatted["text"])).as_py() or 0
 
 
 def try_rows(

@@ -428,34 +428,29 @@ def _encode_in_pieces(
     """
     is_added = read_pipeline(backend).is_added
     # `a the</s>[INST] b`, cut at 2, gives `a `, the inner piece `the`, and `</s>[INST] b`.
-    pieces: dict[int, list[tuple[int, int, bool]]] = {}  # row -> first byte, end, is it inner
+    pieces: list[tuple[int, int, int, bool]] = []  # row, first byte, end, is it inner
     for row, places in cuts.items():
         start, end = encoded.bases[row : row + 2].tolist()
         own = slice(encoded.offsets[row], encoded.offsets[row + 1])
         added = encoded.starts[own][is_added[encoded.ids[own]]].tolist()
         edges = [start]
         for cut, next_cut in pairwise([*places.tolist(), end]):
-            edges += [cut, min([next_cut, *added[bisect_left(added, cut) :][:1]])]
+            at_added = bisect_left(added, cut)
+            edges += [cut, min([next_cut, *added[at_added : at_added + 1]])]
         numbered = enumerate(pairwise([*edges, end]))
-        pieces[row] = [(first, last, n % 2 == 1) for n, (first, last) in numbered if last > first]
-    found: dict[int, EncodedRow | None] = {}  # by the first byte
+        pieces += [(row, first, last, n % 2 == 1) for n, (first, last) in numbered if last > first]
+    parts: dict[int, dict[int, EncodedRow | None]] = {row: {} for row in cuts}  # by first byte
     for is_inner, its_backend in ((False, backend), (True, _without_prefix(backend))):
-        group = [
-            (row, first, last)
-            for row, parts in pieces.items()
-            for first, last, inner in parts
-            if inner == is_inner
-        ]
+        group = [place for *place, inner in pieces if inner == is_inner]
         texts = [encoded.text[first:last].tobytes().decode() for _, first, last in group]
         inside = [contents.within(*each) if contents else [] for each in group]
         encodings = encode_plain(texts, inside, its_backend)
-        found.update(zip((first for _, first, _ in group), encodings, strict=True))
+        for (row, first, _), encoding in zip(group, encodings, strict=True):
+            parts[row][first - int(encoded.bases[row])] = encoding
     joined = {}
-    for row, parts in pieces.items():
-        base = int(encoded.bases[row])
-        done = [(first - base, found[first]) for first, _, _ in parts]
-        good = [(shift, part) for shift, part in done if part is not None]
-        if len(good) == len(done):
+    for row, found in parts.items():
+        good = [(shift, part) for shift, part in sorted(found.items()) if part is not None]
+        if len(good) == len(found):
             joined[row] = EncodedRow(
                 np.concatenate([part.ids for _, part in good]),
                 np.concatenate([part.starts + shift for shift, part in good]),

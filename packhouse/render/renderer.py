@@ -17,12 +17,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packhouse.recipe import FormatConfig
+from packhouse.recipe import FormatConfig, TokenizeConfig
 from packhouse.records.conversations import Conversations, strip_thinking
 from packhouse.records.identity import derive, replace_rows, rewrites, take_records
 from packhouse.records.messages import ROLES, FlatMessages
@@ -31,6 +32,7 @@ from packhouse.render.chat import ChatEngine
 from packhouse.render.results import TEXTS, Texts
 from packhouse.render.single_turn import SingleTurnEngine
 from packhouse.system.arrays import Bools, Float32s, Int64s
+from packhouse.tokenize import TokenizerSnapshot, tokenize_table
 
 # Memory is a few times this for tables of any size.
 PART_BYTES = 128 * 2**20
@@ -47,8 +49,25 @@ class WindowRule:
 
     seq_len: int
     """Maximum number of tokens in a window."""
-    measure: Callable[[pa.Table], Int64s]
-    """FORMATTED table -> number of tokens in each row; -1 if the row is quarantined."""
+    snapshot: TokenizerSnapshot
+    config: TokenizeConfig
+    cut_at_spans: bool
+    """See `tokenize_table`."""
+    cache: Path | None = None
+    """Folder of tokenizer snapshots."""
+
+    def num_tokens(self, formatted: pa.Table) -> Int64s:
+        """Return the number of tokens in each row of a FORMATTED table; -1 if it is refused."""
+        # Several records may share a row, so number them: refused ones are missing below.
+        numbers = pa.array(np.arange(formatted.num_rows))
+        at = formatted.schema.get_field_index("row")
+        numbered = formatted.set_column(at, FORMATTED.field("row"), numbers)
+        tokenized = tokenize_table(
+            numbered, self.snapshot, self.config, self.cache, cut_at_spans=self.cut_at_spans
+        ).tokenized
+        lengths = np.full(formatted.num_rows, -1, np.int64)
+        lengths[tokenized["row"].to_numpy()] = tokenized["num_tokens"].to_numpy()
+        return lengths
 
     def over(self, formatted: pa.Table) -> Bools:
         """Return which rendered rows are too long."""
@@ -57,7 +76,7 @@ class WindowRule:
         num_bytes = pc.binary_length(formatted.column("text")).to_numpy()
         over = num_bytes + 8 > self.seq_len
         if over.any():
-            over[over] = self.measure(formatted.filter(pa.array(over))) > self.seq_len
+            over[over] = self.num_tokens(formatted.filter(pa.array(over))) > self.seq_len
         return np.asarray(over)
 
 

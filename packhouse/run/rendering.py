@@ -11,7 +11,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -22,11 +21,10 @@ from packhouse.records.identity import num_rows
 from packhouse.records.lists import one_chunk
 from packhouse.records.pairs import REJECTED, cut_behind_answers, keep_both
 from packhouse.records.render_counts import RenderCounts
-from packhouse.records.tables import FORMATTED, REFUSED, read_table, write_table
+from packhouse.records.tables import REFUSED, read_table, write_table
 from packhouse.render import WindowRule, make_renderer
-from packhouse.system.arrays import Int64s
 from packhouse.system.worker import run_in_worker
-from packhouse.tokenize import TokenizerSnapshot, load_snapshot, tokenize_shard, tokenize_table
+from packhouse.tokenize import TokenizerSnapshot, load_snapshot, tokenize_shard
 from packhouse.tokenize.encoders import TokenLimit
 from packhouse.tokenize.loading import MEMORY_PER_BYTE, tokenizer_bytes, tokenizer_folder
 from packhouse.tokenize.pretokenized import read_given
@@ -70,22 +68,7 @@ def make_window_rule(
     """Return the rule that fits conversations into windows, or None if the recipe has none."""
     if not cuts_windows(recipe):
         return None
-
-    def measure(formatted: pa.Table) -> Int64s:
-        # Several records may share a row, so number them: refused ones are missing below.
-        numbered = formatted.set_column(
-            formatted.schema.get_field_index("row"),
-            FORMATTED.field("row"),
-            pa.array(np.arange(formatted.num_rows)),
-        )
-        tokenized = tokenize_table(
-            numbered, snapshot, recipe.tokenize, cache, cut_at_spans=cuts_prompts(recipe)
-        ).tokenized
-        lengths = np.full(formatted.num_rows, -1, np.int64)
-        lengths[tokenized["row"].to_numpy()] = tokenized["num_tokens"].to_numpy()
-        return lengths
-
-    return WindowRule(recipe.pack.seq_len, measure)
+    return WindowRule(recipe.pack.seq_len, snapshot, recipe.tokenize, cuts_prompts(recipe), cache)
 
 
 def render_row(validated: Path, row: int, recipe: Recipe, cache: Path | None) -> None:

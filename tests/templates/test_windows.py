@@ -6,17 +6,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packhouse.recipe import FormatConfig
+from packhouse.recipe import FormatConfig, TokenizeConfig
 from packhouse.render import WindowRule, make_renderer
 from tests.templates.toys import CHATML, make_snapshot, make_table, pieces
 
 
-def renderer(seq_len, **config):
-    def measure(formatted):
+class ByteRule(WindowRule):
+    """Counts bytes in place of tokens."""
+
+    def num_tokens(self, formatted):
         return pc.binary_length(formatted["text"]).to_numpy().astype(np.int64)
 
+
+def renderer(seq_len, **config):
     snapshot = make_snapshot(chat_template=CHATML, adds_bos=False)
-    return make_renderer(FormatConfig(**config), snapshot, None, WindowRule(seq_len, measure))
+    rule = ByteRule(seq_len, snapshot, TokenizeConfig(), cut_at_spans=False)
+    return make_renderer(FormatConfig(**config), snapshot, None, rule)
 
 
 def talk(num_exchanges, sizes=None, system="Be brief."):

@@ -289,9 +289,9 @@ class AnswerRule:
             whole = self._talk.prefix(wanted[-1], arguments, is_prompt=True)
         except RefusedError:
             return None
-        last = self._turn(wanted[-1])
         earlier, thinking = wanted[:-1], self._is_thinking
-        turns = [*measure_kinds(whole, self._talk, earlier, thinking, self._turn), last]
+        turns = measure_kinds(whole, self._talk, earlier, thinking, self._turn)
+        turns.append(last := self._turn(wanted[-1]))
         places = places_of(whole, len(self._raw))
         learned: dict[int, _Difference] = {}
         record, done = Record(whole), 0  # `done` is the end of the answer before, in `whole`

@@ -42,7 +42,7 @@ from packhouse.system.arrays import Bools, Int64s
 from packhouse.system.worker import at
 from packhouse.tokenize.encoders import TokenLimit
 
-MIN_SHAPE_ROWS = 3  # fewer are rendered one by one: compiling and checking a shape renders two
+MIN_SHAPE_ROWS = 4  # compiling and checking a shape renders two rows, so fewer do not pay off
 MAX_COMPILED = 4  # attempts to compile a shape before its other rows are rendered one by one
 MAX_SHAPES = 2**12  # shapes remembered between parts
 

@@ -31,7 +31,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from packhouse.errors import DiskError, EmptyDatasetError, QuarantineLimitError
-from packhouse.pack.dedup import needs_fingerprints
 from packhouse.read import SourceShard
 from packhouse.read.tabular import TABULAR
 from packhouse.recipe import Recipe
@@ -62,7 +61,7 @@ from packhouse.run.steps import (
 )
 from packhouse.run.steps.audit import AuditParameters
 from packhouse.run.steps.files import FilesParameters
-from packhouse.run.steps.format import FORMAT, FormatParameters, check_reasoning, split_text_of
+from packhouse.run.steps.format import FORMAT, FormatParameters, split_text_of
 from packhouse.run.steps.pack import PackFacts, PackParameters
 from packhouse.run.steps.publish import PUBLISH, Published, PublishParameters
 from packhouse.run.steps.split import SplitParameters
@@ -140,9 +139,6 @@ class Plan:
 
     validate: tuple[Job[ValidateParameters], ...]
     format: tuple[Job[FormatParameters], ...]
-    side_jobs: tuple[AnyJob, ...]
-    """Side jobs that run with the format jobs: fingerprints if the recipe deduplicates, and
-    searches for benchmarks if it names any."""
     tokenize: tuple[Job[TokenizeParameters], ...]
     pack: Job[PackParameters]
     split: Job[SplitParameters]
@@ -155,6 +151,11 @@ class Plan:
     def version_id(self) -> str:
         """First 16 hex digits (64 bits) of the key of publish."""
         return self.publish.key[:16]
+
+    @property
+    def side_jobs(self) -> list[AnyJob]:
+        """Side jobs of the format jobs."""
+        return [other for job in self.format for other in job.side_jobs]
 
     @property
     def shards(self) -> list[SourceShard]:
@@ -184,20 +185,12 @@ def plan_jobs(recipe: Recipe) -> Plan:
     validated = tuple(validate.jobs(recipe, tokenizer))
     benchmarks = function_of_addon("benchmarks_of")(recipe) if recipe.audit.benchmarks else {}
     formatted = tuple(format.job(recipe, tokenizer, job, benchmarks) for job in validated)
-    side_jobs: list[AnyJob] = []
-    if needs_fingerprints(recipe.dedup):
-        pairs = zip(validated, formatted, strict=True)
-        side_jobs += [format.fingerprint_job(recipe, a.ref, b.ref, b.label) for a, b in pairs]
-    if benchmarks:
-        search = function_of_addon("benchmark_job")
-        side_jobs += [search(benchmarks, job.ref, job.label, job.size) for job in validated]
     tokenized = tuple(tokenize.job(recipe, tokenizer, job) for job in formatted)
     packed = pack.job(recipe, validated, formatted, tokenized, benchmarks)
     split_job = split.job(recipe, packed)
     return Plan(
         validate=validated,
         format=formatted,
-        side_jobs=tuple(side_jobs),
         tokenize=tokenized,
         pack=packed,
         split=split_job,
@@ -337,8 +330,6 @@ def prepare(
         # The worker needs some of it for tokenizers now.
         return_freed_memory()
 
-        if not all(FORMAT.peek(job.key, workspace) for job in plan.format):
-            check_reasoning(recipe, validated, workspace.tokenizers)
         with after_first_job(steps.warn_of_repeated_text):
             formatted = steps.do(plan.format)
         steps.check_rows()
@@ -409,9 +400,7 @@ class _Steps:
         # C code may have swallowed the exception of a signal.
         check_interrupted()
         start = time.perf_counter()
-        # Format jobs also run the side jobs of their shard (`_run_side_jobs` in `steps/format.py`).
-        side_jobs = self.plan.side_jobs if jobs is self.plan.format else ()
-        refs = [job.ref for job in (*jobs, *side_jobs)]
+        refs = [each.ref for job in jobs for each in (job, *job.side_jobs)]
         with self.mirror.sharing(refs) if self.mirror else nullcontext():
             receipts = self.run(jobs)
         step, seconds = receipts[0].step, time.perf_counter() - start

@@ -339,6 +339,8 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
     "rows that are the values of an object": ("a.json",
         json.dumps({str(n): {"question": str(n)} for n in range(1001)}).encode(),
         "its rows are the values of one object"),
+    "rows in a list of no answers": ("a.json", dumped({"tree": {"items": [{"name": t[0],
+        "path": t[1], "kind": "file"} for t in TALKS]}}), "12 of 12 rows in 'tree.items' have"),
     "rows of one message": ("a.jsonl", each(lambda t: {"turn": 0, "role": "user",
         "content": t.question}), "each row is a single message"),
     "conversations without a last answer": ("a.jsonl",

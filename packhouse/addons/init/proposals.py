@@ -432,9 +432,10 @@ def _unknown(survey: Survey, layout: Layout, failed: Candidate | None) -> str:
             f"its rows hold {_kinds_of(row)} but no answers. Add a field with the answer to "
             "each row."
         )
+    place = f" in {rows_at!r}" if (rows_at := survey.settings.get("rows_at")) else ""
     return (
-        f"{layout.num_rows:,} of {counted(survey.num_rows, 'row')} have {_kinds_of(row)}, but it "
-        "is not clear which fields hold the question and the answer. If "
+        f"{layout.num_rows:,} of {counted(survey.num_rows, 'row')}{place} have {_kinds_of(row)}, "
+        "but it is not clear which fields hold the question and the answer. If "
         f"{NAME_THE_FIELDS} Otherwise, write rows with messages ([{{role, content}}])."
     )
 

@@ -502,12 +502,13 @@ def _with_speakers(
     """
     by_role = {ours: name for name, ours in reading.reads.items()}
     prompt = reading.prompt
-    texts = [text for row in rows if isinstance(text := row.get(prompt), str)] if prompt else []
-    answers = [str([row.get(name) for name in reading.trained]) for row in rows]
+    talks = [row for row in rows if isinstance(row.get(prompt or ""), str)]
+    texts = [str(row[prompt or ""]) for row in talks]
+    answers = [str([row.get(name) for name in reading.trained]) for row in talks]
     num_begun = sum(
         _SPOKEN.match(text) is not None
         or ((tag := _OPEN.search(text)) is not None and f"</{tag[1]}>" in answer)
-        for text, answer in zip(texts, answers, strict=False)
+        for text, answer in zip(texts, answers, strict=True)
     )
     if num_begun <= _MAX_EMPTY * len(texts):
         return [reading]
@@ -525,20 +526,14 @@ def _with_speakers(
 def _with_context(reading: Reading, rows: Sequence[dict[str, Any]]) -> Reading:
     """Return a preference reading with the context in its prompt, if the prompt lacks it."""
     names = {ours: theirs for theirs, ours in reading.reads.items()}
-    prompts = [row.get(names.get("prompt", "")) for row in rows]
-    contexts = [
-        name
-        for name in _texts_of(rows[0], rows)
-        if name.lower() in _CONTEXT and name not in reading.reads
-    ]
+    texts = _texts_of(rows[0], rows)
+    contexts = [name for name in texts if name.lower() in _CONTEXT and name not in reading.reads]
     if (
         reading.settings["format"] != "preference"
-        or names.keys() - {"prompt", "chosen", "rejected", "system"}
+        or names.keys() - {"rejected", "system"} != {"prompt", "chosen"}
+        or not {names["prompt"], names["chosen"]} <= {*texts}
         or len(contexts) != 1
-        or not all(isinstance(prompt, str) for prompt in prompts)
-        or all(
-            (row[contexts[0]] or "") in prompt for row, prompt in zip(rows, prompts, strict=True)
-        )
+        or all(str(row[contexts[0]] or "") in str(row[names["prompt"]]) for row in rows)
     ):
         return reading
     both = f"concat_ws(chr(10), {_sql(names['prompt'])}, nullif({_sql(contexts[0])}, ''))"

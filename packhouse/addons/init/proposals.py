@@ -424,7 +424,7 @@ def _unknown(survey: Survey, layout: Layout, failed: Candidate | None) -> str:
             )
         if what := marks_in(layout.rows, [name]):
             return (
-                f"the text in '{name}' contains {what}, which packhouse cannot parse here. "
+                f"the text in '{name}' contains {what}, which packhouse cannot parse. "
                 "Write rows with messages ([{role, content}])."
             )
     if len(names) == 1 and isinstance(row[next(iter(names))], str):

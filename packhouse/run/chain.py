@@ -233,7 +233,7 @@ def output_jobs(plan: Plan, recipe: Recipe, packed: PackFacts) -> OutputJobs:
     """
     if not any(side.num_packs for side in packed.sides.values()):
         raise EmptyDatasetError(
-            f"no record fits into seq_len {recipe.pack.seq_len:,}, so there is nothing to publish. "
+            f"no record fits in seq_len {recipe.pack.seq_len:,}, so there is nothing to publish. "
             "Raise pack.seq_len, or set pack.over_length to truncate_turns."
         )
     by_side = {side: gather.jobs(plan.pack, side, packed.sides[side]) for side in SIDES}

@@ -93,15 +93,15 @@ def init(
 ) -> None:
     """Detect the format of DATA and write a commented recipe for it.
 
-    DATA can be files, folders, globs or URIs (s3://, gs://, az://, hf://). Sample rows are shown
-    with trained tokens in green, and you are asked for confirmation. If the rows can be read in
-    several ways, or some text would be lost, no recipe is written: each way is listed with the
-    command that selects it, and the exit code is 7.
+    DATA can be files, folders, globs or URIs (s3://, gs://, az://, hf://). `init` shows sample rows
+    with trained tokens in green and asks for confirmation. If the rows can be read in several ways,
+    or some text would be lost, it writes no recipe. Instead, it lists each way with the command
+    that selects it, and exits with code 7.
 
     \b
     Example:
       $ packhouse init chats.jsonl --tokenizer Qwen/Qwen2.5-0.5B-Instruct
-      ...                                  (fields and formats, then sample rows)
+      ...
       wrote recipe.yaml
     """
     if out.exists():
@@ -386,7 +386,7 @@ def _show_candidates(
                 print_note(f"note: {which}")
             print_text(
                 f"These rows can be read in {len(usable):,} ways, so nothing was written. Run "
-                "the command of the right one."
+                "the command for the right one."
                 if len(usable) > 1
                 else "Only one way to read these rows was found, and it may be wrong, so "
                 "nothing was written. If it is right, run its command."

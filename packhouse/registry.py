@@ -37,7 +37,7 @@ COMMANDS = {
     ),
     "stats": (
         "packhouse.addons.ask.sql",
-        "Count records, tokens and lengths by source and split.",
+        "Count the records, tokens and lengths of a version.",
     ),
     "inspect": ("packhouse.addons.ask.inspect", "Print packs with trained tokens highlighted."),
     "report": (
@@ -50,9 +50,12 @@ COMMANDS = {
     ),
     "diff": (
         "packhouse.addons.ask.diff",
-        "Compare rows, tokens and settings of two versions.",
+        "Compare the rows, tokens and settings of two versions.",
     ),
-    "audit": ("packhouse.addons.audit_any.command", "Audit prepared data from any tool."),
+    "audit": (
+        "packhouse.addons.audit_any.command",
+        "Check the tokens and masks of data from any tool.",
+    ),
     "verify": ("packhouse.cli.versions", "Check every byte and value of a version."),
     "trace": (
         "packhouse.addons.ask.trace",
@@ -65,27 +68,27 @@ COMMANDS = {
     "quarantine": ("packhouse.addons.quarantine", "List, show and fix bad rows."),
     "golden": (
         "packhouse.addons.golden",
-        "Pin conversations and check their tokens and masks.",
+        "Pin the tokens and masks of conversations, and check them.",
     ),
     "ls": ("packhouse.cli.versions", "List the datasets, versions and refs of a store."),
     "ref": ("packhouse.cli.versions", "List, move or roll back refs such as `latest`."),
     "pull": ("packhouse.cli.versions", "Download a version and verify it."),
     "export": (
         "packhouse.addons.exports",
-        "Export a version in the format of a trainer.",
+        "Export a version in a trainer's format.",
     ),
     "ci": (
         "packhouse.addons.ci.command",
         "Refresh a dataset in a CI job and check its gates.",
     ),
-    "cache": ("packhouse.addons.cache", "List cached steps, or delete those no longer needed."),
+    "cache": ("packhouse.addons.cache", "List cached steps, and delete those no longer needed."),
     "gc": (
         "packhouse.cli.versions",
         "Delete files left by interrupted publishes (dry run by default).",
     ),
     "doctor": (
         "packhouse.addons.doctor",
-        "Check that a store works and the cache has enough disk space.",
+        "Check that a store works and that the cache has enough space.",
     ),
 }
 """Commands by name: the module with the `click` command of that name, and its line in `--help`."""

@@ -26,12 +26,12 @@ from packhouse.system.wording import counted
 
 @click.group()
 def cache() -> None:
-    """List the cached steps on this machine, or delete those no longer needed.
+    """List the cached steps on this machine, and delete those no longer needed.
 
     \b
     Example:
-      $ packhouse cache gc --max-gb 50     # lists; add --delete to delete
-      0 bytes in 0 jobs: nothing deleted; pass --delete to delete them
+      $ packhouse cache gc --max-gb 50
+      158,409 bytes in 1 job: nothing was deleted; to delete them, pass --delete
     """
 
 
@@ -39,9 +39,9 @@ def cache() -> None:
 @cache_option()
 @json_option()
 def list_command(cache: Path, as_json: bool) -> None:
-    """List cached steps: number and size of jobs, and who needs them.
+    """List cached steps with the number and size of their jobs.
 
-    Steps of a dataset's last run are in use; those of an unfinished run are held for it.
+    Jobs of a dataset's last run are "in use"; those of an unfinished run are "held" for it.
 
     \b
     Example:
@@ -96,10 +96,10 @@ def gc_command(
 ) -> None:
     """Delete cached steps that no dataset used in its last run (dry run by default).
 
-    With --max-gb, delete only what is needed to reach that size, least recently used first, and if
-    that is not enough, also steps in use. Steps of a run in progress are never deleted. Steps of a
-    failed or killed run are kept for a week, so that its next attempt can continue, unless you pass
-    --unfinished. Deleted steps are computed again when a run needs them.
+    With --max-gb, delete only what is needed to reach that size, least recently used first; if
+    that is not enough, steps in use are deleted too. Steps of a run in progress are never deleted.
+    Steps of a failed or killed run are kept for a week, so that its next attempt can continue,
+    unless you pass --unfinished. Deleted steps are computed again when a run needs them.
 
     \b
     Example:
@@ -148,7 +148,7 @@ def gc_command(
     verb = (
         f"{counted(freed, 'byte')} freed"
         if delete
-        else "nothing deleted; pass --delete to delete them"
+        else "nothing was deleted; to delete them, pass --delete"
     )
     echo(f"{counted(num_bytes, 'byte')} in {counted(len(chosen), 'job')}: {verb}")
     if kept and not unfinished:

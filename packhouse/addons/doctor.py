@@ -62,7 +62,7 @@ class Check:
 
 @click.group()
 def doctor() -> None:
-    """Before a run, check that a store works or that the cache has enough free space.
+    """Check before a run that a store works, or that the cache has enough free space.
 
     \b
     Example:
@@ -74,16 +74,16 @@ def doctor() -> None:
 
 
 @doctor.command("storage")
-@click.argument("root")
+@click.argument("root", metavar="STORE")
 @click.option(
     "--races",
     default=50,
     show_default=True,
-    help="Number of rounds in which writers race to create the same key.",
+    help="Number of rounds in which concurrent writers try to create the same key.",
 )
 @json_option()
 def storage(root: str, races: int, as_json: bool) -> None:
-    """Test everything that publishing relies on, in a temporary folder under ROOT.
+    """Test everything that publishing relies on, in a temporary folder in STORE.
 
     \b
     Example:
@@ -107,7 +107,7 @@ def storage(root: str, races: int, as_json: bool) -> None:
 
 @doctor.command("cache")
 @click.argument("recipe_path", metavar="[RECIPE]", type=click.Path(), required=False)
-@click.option("--cache", "setting", metavar="PLACE", help="Folder of cached steps, or a mirror.")
+@click.option("--cache", "setting", metavar="PATH|URI", help="Cache folder, or a mirror.")
 @json_option()
 def cache(recipe_path: str | None, setting: str | None, as_json: bool) -> None:
     """Show the cache location, its free space and how much a run of RECIPE needs.
@@ -123,7 +123,7 @@ def cache(recipe_path: str | None, setting: str | None, as_json: bool) -> None:
     folder = check_cache(place.folder)
     checks = [
         _check("folder", lambda: _try_folder(folder)),
-        _check("room", lambda: str(cache_room(folder))),
+        _check("space", lambda: str(cache_room(folder))),
         _check("mirror", lambda: _try_mirror(place)),
     ]
     if recipe_path is not None:

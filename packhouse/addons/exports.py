@@ -436,7 +436,7 @@ def write_published_export(
 
 
 @click.command()
-@click.argument("addresses", metavar="ROOT/DATASET[@NAME]...", nargs=-1, required=True)
+@click.argument("addresses", metavar="STORE/DATASET[@REF]...", nargs=-1, required=True)
 @click.argument("dest", metavar="DEST", type=click.Path(path_type=Path))
 @click.option(
     "--to",
@@ -447,7 +447,7 @@ def write_published_export(
 )
 @click.option("--split", "splits", multiple=True, help="Export only this split. May be repeated.")
 @number_option("--shards", "Number of files per split.", default=1, least=1)
-@cache_option("Folder of verified copies.")
+@cache_option("Folder for verified copies.")
 @json_option()
 def export(
     addresses: tuple[str, ...],
@@ -458,9 +458,9 @@ def export(
     cache: Path,
     as_json: bool,
 ) -> None:
-    """Export a version in the format of a trainer, with labels shifted as that trainer expects.
+    """Export a version in a trainer's format, with labels shifted as that trainer expects.
 
-    If you name several versions, each gets its own folder in DEST, named after its dataset.
+    If you pass several versions, each is exported to a folder in DEST named after its dataset.
 
     \b
     Example:
@@ -475,7 +475,7 @@ def export(
       axolotl         pre-tokenized records
       megatron        packed Parquet for Megatron-Bridge
       mds             MosaicML Streaming
-      msgpack, jsonl  custom collators
+      msgpack, jsonl  your own collator
       arrow           datasets.Dataset.from_file
     """
     opened = [open_address(address) for address in addresses]

@@ -301,13 +301,13 @@ _LOOK_AT = 1000  # rows per shard searched for different shapes
 
 @click.group()
 def golden() -> None:
-    """Pin the text, ids and trained tokens that a recipe must produce for chosen conversations.
+    """Pin the text, IDs and trained tokens that a recipe must produce for chosen conversations.
 
     \b
     Example:
       $ packhouse golden write recipe.yaml --count 5
       5 golden conversations in golden.yaml. Check what is trained:
-      ...                       review them, set `golden: golden.yaml`, then:
+      ...                       # review them and set `golden: golden.yaml`
       $ packhouse golden check recipe.yaml
     """
 

@@ -247,7 +247,7 @@ class _Packing:
         elif self.over_length == "error":
             row = int(rows[np.argmax(over)])
             raise SequenceTooLongError(
-                f"row {row} has {lengths[row]:,} tokens, over seq_length {self.seq_length:,}. "
+                f"row {row} has {lengths[row]:,} tokens, more than seq_length {self.seq_length:,}. "
                 "Raise seq_length, or set over_length to 'drop', 'truncate' or 'split'.",
                 index=row,
                 num_tokens=int(lengths[row]),

@@ -186,8 +186,8 @@ def _read_again(
 
 
 _TARGET_HELP = (
-    "TARGET is a version (STORE/DATASET[@NAME]), a quarantine file (.parquet or .arrow), or a "
-    "RECIPE for the bad rows of its last run on this machine."
+    "TARGET is a version (STORE/DATASET[@REF]), a quarantine file (.parquet or .arrow), or a "
+    "recipe, for the bad rows of its last run on this machine."
 )
 
 _FIXED = "_fixed.jsonl"
@@ -195,13 +195,13 @@ _FIXED = "_fixed.jsonl"
 _PLACE = ("source", "row", "raw_sha256")
 """Columns that identify a bad row."""
 
-_cache = cache_option("Folder of cached steps, for a RECIPE.")
+_cache = cache_option("Cache folder, needed if TARGET is a recipe.")
 _target = click.argument("target", metavar="TARGET")
 
 
 @click.group()
 def quarantine() -> None:
-    """List and show quarantined rows, and check them again after you fix them.
+    """List, show and fix quarantined rows.
 
     \b
     Example:
@@ -259,7 +259,7 @@ def ls(target: str, samples: int, cache: Path, as_json: bool) -> None:
 @click.option("--reason", help="Print only rows with this reason.")
 @click.option("--source", help="Print only rows of this source or `source/file`.")
 @number_option(
-    "--row", "Print only the row with this number in its file, from 0 (not the line number)."
+    "--row", "Print only the row with this 0-based number in its file (not the line number)."
 )
 @number_option("--limit", "Number of rows to print.", default=5)
 @number_option("--bytes", "Number of raw bytes to print per row.", default=2000, into="num_bytes")
@@ -301,11 +301,11 @@ def show(
 
 @quarantine.command(
     help="Fix bad rows and check them again.\n\n"
-    "--edit FILE writes the bad rows as JSON Lines: fix `raw`, and delete rows you give up on. "
-    "--from FILE checks the fixed rows; those that pass are written to the folder --out, one file "
-    "per source, to add to the recipe. Without --from, the original rows are checked, for example "
-    "after you changed the recipe. Rows that are still bad are in OUT/_still-bad.jsonl, and the "
-    "exit code is 4.\n\n"
+    "First, write the bad rows to a JSON Lines file with --edit FILE. In each line, fix `raw`, or "
+    "delete the line if you give up on the row. Then check the file with --from FILE: rows that "
+    "pass are written to the --out folder, one file per source, which you add to the recipe. Rows "
+    "that are still bad are written to OUT/_still-bad.jsonl, and the exit code is 4. Without "
+    "--from, the original rows are checked again, for example after you change the recipe.\n\n"
     f"{_TARGET_HELP}\n\n"
     "\b\n"
     "Example:\n"
@@ -318,7 +318,9 @@ def show(
 @click.option("--edit", type=click.Path(path_type=Path), help="File to write the bad rows to.")
 @click.option("--from", "fixed", type=click.Path(path_type=Path), help="File of fixed rows.")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for rows that pass.")
-@click.option("--recipe", "recipe_path", help="Recipe of the rows, if TARGET is not a recipe.")
+@click.option(
+    "--recipe", "recipe_path", help="Recipe to check the rows with, if TARGET is not one."
+)
 @click.option("--reason", help="Check only rows with this reason.")
 @_cache
 @json_option()

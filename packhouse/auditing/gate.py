@@ -223,7 +223,7 @@ def _findings(audit: Audit, config: AuditConfig) -> Iterator[_Finding]:
         # With `drop`, pack has already kept the rows out of train.
         number = shared.contaminated if shared.on_match == "stop" else 0
         named = (
-            f"{row.source} row {row.row:,} with {row.benchmark} ('{row.words}')"
+            f"{row.source} row {row.row:,} matches {row.benchmark} ('{row.words}')"
             for row in shared.worst[:2]
         )
         text = (
@@ -311,8 +311,8 @@ def audit_rows(audit: Audit) -> list[dict[str, Any]]:
     """Return the audit as table rows: one per source, and one overall.
 
     Columns: `answers`, share of the answers' bytes that are trained; `ended`, share of trained
-    turns with a trained end token; then counts of leaked headers, trained prompt bytes, misplaced
-    BOS and end tokens, unknown tokens, duplicates, and control texts in contents.
+    turns with a trained end token; then counts of trained headers, trained prompt bytes, misplaced
+    BOS and end tokens, unknown tokens, repeated rows, and control-token texts in messages.
 
     Example:
         >>> counts = {"rows": 4, "turns": 4, "answer_bytes": 50, "untrained_answer_bytes": 5}
@@ -337,12 +337,12 @@ def audit_rows(audit: Audit) -> list[dict[str, Any]]:
                 "records": counts["rows"],
                 "answers": shares[0],
                 "ended": shares[1],
-                "leaks": counts["leaked_headers"],
+                "headers": counts["leaked_headers"],
                 "prompts": counts["trained_prompt_bytes"],
                 "BOS/end": counts["double_bos"] + counts["missing_bos"] + counts["double_ends"],
                 "unknown": counts["unknown_tokens"],
-                "dups": counts["duplicates"],
-                "forged": counts["control_text"],
+                "repeats": counts["duplicates"],
+                "control text": counts["control_text"],
             }
         )
     return rows

@@ -590,7 +590,7 @@ def inference_line(audit: Mapping[str, Any]) -> str:
         ...     "answers_after_prompt": 12, "completions_stopped": 11, "partly_trained": 0}
         >>> found = {"inference": {"turns": "joined", "dataset": counts}}
         >>> inference_line(found)  # doctest: +ELLIPSIS
-        'inference: of 12 answers compared (90 in all), 12 follow their prompt, 11 ...'
+        'inference: of 12 answers compared (90 in all), 12 follow the inference prompt and 11 ...'
     """
     found = audit.get("inference")
     if not found or not found["dataset"].get("records_checked"):
@@ -600,8 +600,8 @@ def inference_line(audit: Mapping[str, Any]) -> str:
     stopped, total = counts["completions_stopped"], counts["answers"]
     sampled = f" compared ({total:,} in all)" if answers + counts["partly_trained"] < total else ""
     line = (
-        f"inference: of {counted(answers, 'answer')}{sampled}, {right:,} follow their prompt, "
-        f"{stopped:,} end with their only stop token"
+        f"inference: of {counted(answers, 'answer')}{sampled}, {right:,} follow the inference "
+        f"prompt and {stopped:,} end with their only stop token"
     )
     if counts["records_checked"] < counts["records"]:
         line += f"; {counts['records_checked']:,} of {counted(counts['records'], 'record')} checked"

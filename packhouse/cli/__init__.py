@@ -76,8 +76,9 @@ packhouse turns instruction data into versioned datasets of packed tokens. To ge
 def cli(ctx: click.Context) -> None:
     """Turn instruction data into versioned datasets of packed tokens.
 
-    Every command takes --json. The S3 endpoint and credentials come from the usual AWS environment
-    variables or profile.
+    Every command accepts --json. STORE/DATASET[@REF] names a version: REF is a ref such as `prod`,
+    or a version ID; the default is `latest`. The S3 endpoint and credentials come from the usual
+    AWS environment variables or profile.
     """
     if ctx.invoked_subcommand is None:
         echo(_FIRST_STEPS)

@@ -56,12 +56,12 @@ def run_options(command: Callable[..., object]) -> Callable[..., object]:
         number_option(
             "--workers",
             "Number of worker processes. Does not affect the output. "
-            "[default: one per 128 MiB of input, at most one per core]",
+            "[default: one per 128 MiB of input, up to one per core]",
             least=1,
         ),
         click.option(
             "--cache",
-            metavar="PLACE",
+            metavar="PATH|URI",
             help="Cache folder, or s3://bucket/prefix to share the cache between machines.",
         ),
     ):

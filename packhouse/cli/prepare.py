@@ -15,19 +15,19 @@ from packhouse.system.terminal import Interrupted, print_note
 @number_option("--seq-len", "Pack size in tokens. [default: 2048]", least=1)
 @click.option(
     "--store",
-    metavar="PLACE",
-    help="Store to publish to: folder or s3://bucket/prefix. [default: ./store]",
+    metavar="PATH|URI",
+    help="Store to publish to: a folder or s3://bucket/prefix. [default: ./store]",
 )
 @click.option(
     "--dataset",
     metavar="NAME",
-    help="Dataset name in the store. [default: name of the first file]",
+    help="Name of the dataset in the store. [default: name of the first file]",
 )
 @set_option("Set a recipe value: --set split.eval_fraction=0.02. May be repeated.")
 @click.option(
     "--move-ref",
     is_flag=True,
-    help="Move `latest` even if you override the RECIPE with --set, --tokenizer or --seq-len.",
+    help="Move `latest` even if --set, --tokenizer or --seq-len overrides the RECIPE.",
 )
 @run_options
 @json_option("Print the result as one line of JSON.")
@@ -43,26 +43,26 @@ def prepare(
     workers: int | None,
     as_json: bool,
 ) -> None:
-    """Prepare instruction data and publish it as a version of a dataset of packed tokens.
+    """Prepare instruction data and publish it as a version of packed tokens.
 
     Pass a RECIPE (.yaml), or DATA: files, folders, globs or URIs (s3://, gs://, az://, hf://).
-    Finished steps come from the cache, and nothing is published unless every step succeeds.
-    If you override a RECIPE with --set, --tokenizer or --seq-len, `latest` stays where it is
-    unless you pass --move-ref.
+    Finished steps are read from the cache, and nothing is published unless every step succeeds.
+    If --set, --tokenizer or --seq-len overrides a RECIPE, `latest` does not move unless you pass
+    --move-ref.
 
     \b
     Example:
       $ packhouse prepare chats.jsonl --tokenizer Qwen/Qwen2.5-0.5B-Instruct
       published chats 0bc8b616aa87002e.g0
         in ./store/chats@0bc8b616aa87002e.g0#f676..., ref 'latest'
-      ...                                  (rows and tokens, then the audit)
+      ...
 
     \b
     Exit codes:
       0    published or unchanged
       2    invalid recipe or option
       3    a source or the tokenizer cannot be read, or no rows are left
-      4    rejected: too many bad rows, or a contract or audit limit was violated
+      4    rejected: too many bad rows, an exceeded audit limit, or invalid output
       5    a store or disk error
       6    a temporary network or storage error
       7    published, but the ref did not move: the version drifted too far

@@ -111,6 +111,13 @@ def splits_of(published: Published) -> Block:
     )
 
 
+_AUDIT_COLUMNS = (
+    "answers, ended: share of answers and end tokens that are trained (should be 100%); others: "
+    "trained headers and prompts, wrong BOS and end tokens, unknown tokens, repeated rows, "
+    "control-token text"
+)
+
+
 def audit_blocks(document: Mapping[str, Any]) -> Iterator[Block]:
     """Yield the audit by source, with checks and benchmarks, and the quality counters.
 
@@ -119,7 +126,7 @@ def audit_blocks(document: Mapping[str, Any]) -> Iterator[Block]:
     """
     audit = read_audit(document)
     rows = audit_rows(audit)
-    lines = [line] if (line := inference_line(document)) else []
+    lines = [_AUDIT_COLUMNS, *([line] if (line := inference_line(document)) else [])]
     lines += [
         f"{found.plugin}: {found.failed:,} of {counted(found.rows, 'row')}"
         for found in audit.checks.values()
@@ -280,7 +287,7 @@ def _ref(prepared: Prepared) -> str:
     move = f"packhouse ref set {prepared.uri} {ref} {prepared.pinned}"
     if prepared.published.held_back:
         reasons = "; ".join(prepared.published.held_back)
-        return f"but ref '{ref}' was held back: {reasons}. To move it anyway: {move}"
+        return f"but ref '{ref}' was held back: {reasons}. To move it anyway, run: {move}"
     if prepared.published.is_ref_left:
         return (
             f"and ref '{ref}' stays at {at}, because an option such as --set overrides the "
@@ -318,8 +325,8 @@ def _notes(prepared: Prepared) -> Iterator[str]:
     if any(line.get("sampled_out") or line["repeated"] for line in mixed.values()):
         for name, line in mixed.items():
             yield (
-                f"mix: '{name}' {line['packed']:,} of {counted(line['records'], 'record')}, "
-                f"{counted(line['repeated'], 'repeat')}, {counted(line['tokens'], 'token')}"
+                f"mix: source '{name}': {line['packed']:,} of {counted(line['records'], 'record')},"
+                f" {counted(line['repeated'], 'repeat')}, {counted(line['tokens'], 'token')}"
             )
     is_split = any(line.num_added_records for line in prepared.ledger)
     dedup = published.dedup
@@ -343,8 +350,8 @@ def _notes(prepared: Prepared) -> Iterator[str]:
         joined = f", and dedup merged {counted(side.joined, 'row')} into other groups"
         yield (
             f"note: eval has {side.eval:,} of {counted(side.rows, 'row')} instead of "
-            f"{side.asked:,}, because groups are not split{joined * bool(side.joined)}. See split "
-            "and dedup in the recipe"
+            f"{side.asked:,}, because groups are not split{joined * bool(side.joined)}. To change "
+            "this, see split and dedup in the recipe"
         )
 
 

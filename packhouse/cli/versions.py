@@ -47,12 +47,12 @@ def warning_of(damaged: Sequence[IntegrityError]) -> Iterator[None]:
 
 
 @click.command()
-@click.argument("place", metavar="ROOT[/DATASET]")
+@click.argument("place", metavar="STORE[/DATASET]")
 @json_option()
 def ls(place: str, as_json: bool) -> None:
     """List the datasets of a store, or the versions and refs of a dataset.
 
-    Damaged ones are reported, the others are listed, and the exit code is 5.
+    If some are damaged, they are reported, the others are listed, and the exit code is 5.
 
     \b
     Example:
@@ -64,8 +64,8 @@ def ls(place: str, as_json: bool) -> None:
     folders = set(store.list_folders(""))
     if not folders and ("://" in store.uri or not Path(store.uri).is_dir()):
         raise VersionNotFoundError(
-            f"no store or dataset at '{store.uri}'. Pass ROOT or ROOT/DATASET, where ROOT is "
-            "publish.store of the recipe"
+            f"no store or dataset at '{store.uri}'. Pass STORE or STORE/DATASET, where STORE is "
+            "the recipe's publish.store"
         )
     if folders & {"v", "refs"}:
         address = parse_address(place)
@@ -129,12 +129,12 @@ def _summary(manifest: Manifest) -> dict[str, object]:
 
 
 @click.command()
-@click.argument("address", metavar="ROOT/DATASET[@NAME]")
+@click.argument("address", metavar="STORE/DATASET[@REF]")
 @json_option()
 def show(address: str, as_json: bool) -> None:
     """Show the files, counts, lineage and settings of a version.
 
-    NAME is a ref or a version.
+    REF is a ref or a version ID. [default: latest]
 
     \b
     Example:
@@ -142,7 +142,7 @@ def show(address: str, as_json: bool) -> None:
       demo 0bc8b616aa87002e.g0
       splits       train, eval
       tokens       29,487
-      ...                                  ledger, sources, settings, files
+      ...
     """
     opened = open_address(address)
     if as_json:
@@ -196,7 +196,7 @@ def _flat(value: object, prefix: str = "") -> list[tuple[str, object]]:
 
 
 @click.command()
-@click.argument("address", metavar="ROOT/DATASET[@NAME]")
+@click.argument("address", metavar="STORE/DATASET[@REF]")
 @json_option()
 def verify(address: str, as_json: bool) -> None:
     """Check every byte, schema, count and value of a version.
@@ -234,7 +234,7 @@ def verify(address: str, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("address", metavar="ROOT/DATASET[@NAME]")
+@click.argument("address", metavar="STORE/DATASET[@REF]")
 @click.argument("dest", type=click.Path(file_okay=False))
 @number_option("--threads", "Number of files to copy at the same time.", default=8, least=1)
 @click.option("--data-only", is_flag=True, help="Copy only the packs and the card.")
@@ -265,7 +265,7 @@ def ref() -> None:
     \b
     Example:
       $ packhouse ref set ./store/demo prod latest
-      prod -> 0bc8b616aa87002e.g0 (move 1, before: None)
+      prod -> 0bc8b616aa87002e.g0 (move 1, new ref)
       $ packhouse ref rollback ./store/demo latest
     """
 
@@ -283,7 +283,7 @@ def _ref_json(found: Ref) -> dict[str, object]:
 
 
 @ref.command("ls")
-@click.argument("dataset", metavar="ROOT/DATASET")
+@click.argument("dataset", metavar="STORE/DATASET")
 @json_option()
 def list_refs(dataset: str, as_json: bool) -> None:
     """List the refs of a dataset.
@@ -291,7 +291,7 @@ def list_refs(dataset: str, as_json: bool) -> None:
     \b
     Example:
       $ packhouse ref ls ./store/demo
-      ref     version              moved                 moves  before
+      ref     version              moved                 moves  previous
       latest  eb8b8745c6423e4b.g0  2026-11-27T17:01:52Z      2  0bc8b616aa87...
     """
     found, damaged = scan_refs(*open_dataset(dataset))
@@ -302,15 +302,15 @@ def list_refs(dataset: str, as_json: bool) -> None:
         if as_json:
             echo_json([_ref_json(item) for item in found])
         else:
-            print_table(("ref", "version", "moved", "moves", "before"), rows)
+            print_table(("ref", "version", "moved", "moves", "previous"), rows)
 
 
 @ref.command("log")
-@click.argument("dataset", metavar="ROOT/DATASET")
-@click.argument("name")
+@click.argument("dataset", metavar="STORE/DATASET")
+@click.argument("name", metavar="REF")
 @json_option()
 def show_moves(dataset: str, name: str, as_json: bool) -> None:
-    """Show the moves of a ref, newest first: version, time, user and reason.
+    """List the moves of a ref, newest first.
 
     \b
     Example:
@@ -333,8 +333,8 @@ def show_moves(dataset: str, name: str, as_json: bool) -> None:
 
 
 @ref.command("set")
-@click.argument("dataset", metavar="ROOT/DATASET")
-@click.argument("name")
+@click.argument("dataset", metavar="STORE/DATASET")
+@click.argument("name", metavar="REF")
 @click.argument("version")
 @click.option("--expected", help="Move the ref only if it currently points to this version.")
 @click.option("--force", is_flag=True, help="Also replace a damaged ref; its history is lost.")
@@ -349,12 +349,12 @@ def set_version(
     reason: str,
     as_json: bool,
 ) -> None:
-    """Point ref NAME to VERSION (a version ID or another ref).
+    """Point REF to VERSION (a version ID or another ref).
 
     \b
     Example:
       $ packhouse ref set ./store/demo prod latest
-      prod -> 0bc8b616aa87002e.g0 (move 1, before: None)
+      prod -> 0bc8b616aa87002e.g0 (move 1, new ref)
     """
     store, dataset_name = open_dataset(dataset)
     target = open_version(store, dataset_name, version).version
@@ -366,18 +366,18 @@ def set_version(
 
 
 @ref.command("rollback")
-@click.argument("dataset", metavar="ROOT/DATASET")
-@click.argument("name")
+@click.argument("dataset", metavar="STORE/DATASET")
+@click.argument("name", metavar="REF")
 @number_option("--steps", "Number of moves to go back.", default=1, least=1)
 @_reason_option
 @json_option()
 def roll_back(dataset: str, name: str, steps: int, reason: str, as_json: bool) -> None:
-    """Point ref NAME to an earlier version from its history.
+    """Point REF to an earlier version from its history.
 
     \b
     Example:
       $ packhouse ref rollback ./store/demo latest --reason "eval regressed"
-      latest -> 0bc8b616aa87002e.g0 (move 3, before: eb8b8745c6423e4b.g0)
+      latest -> 0bc8b616aa87002e.g0 (move 3, was eb8b8745c6423e4b.g0)
     """
     _say_moved(rollback_ref(*open_dataset(dataset), name, steps, reason), as_json)
 
@@ -386,11 +386,12 @@ def _say_moved(moved: Ref, as_json: bool) -> None:
     if as_json:
         echo_json(_ref_json(moved))
     else:
-        echo(f"{moved.name} -> {moved.version} (move {moved.seq}, before: {moved.parent})")
+        before = f"was {moved.parent}" if moved.parent else "new ref"
+        echo(f"{moved.name} -> {moved.version} (move {moved.seq}, {before})")
 
 
 @click.command()
-@click.argument("dataset", metavar="ROOT/DATASET")
+@click.argument("dataset", metavar="STORE/DATASET")
 @click.option("--delete", is_flag=True, help="Delete the listed files. [default: only list them]")
 @click.option(
     "--grace-hours",
@@ -408,7 +409,7 @@ def gc(dataset: str, delete: bool, grace_hours: float, as_json: bool) -> None:
     \b
     Example:
       $ packhouse gc ./store/demo
-      version              why        objects      bytes
+      version              reason     objects      bytes
       4d2e13b71eff8f7c.g0  abandoned        3  1,385,921
       ...
     """
@@ -435,14 +436,14 @@ def gc(dataset: str, delete: bool, grace_hours: float, as_json: bool) -> None:
         )
     else:
         rows = [(g.version, g.reason, len(g.objects), g.num_bytes) for g in report.garbage]
-        print_table(("version", "why", "objects", "bytes"), rows)
-        verb = f"deleted {report.num_deleted:,} objects"
+        print_table(("version", "reason", "objects", "bytes"), rows)
+        verb = f"{counted(report.num_deleted, 'object')} deleted."
         if report.dry_run:
-            verb = "nothing deleted; pass --delete to delete them"
+            verb = "Nothing was deleted; to delete them, pass --delete."
         echo(
-            f"{counted(report.num_bytes, 'byte')} of garbage, "
-            f"{counted(report.num_unfinished_uploads, 'unfinished upload')}, "
-            f"{counted(report.num_probes, 'object')} of store checks: {verb}"
+            f"Found {counted(report.num_bytes, 'byte')} of garbage, "
+            f"{counted(report.num_unfinished_uploads, 'unfinished upload')} and "
+            f"{counted(report.num_probes, 'object')} left by store checks. {verb}"
         )
     if any(garbage.reason == "damaged" for garbage in report.garbage):
         raise click.exceptions.Exit(IntegrityError.exit_code)

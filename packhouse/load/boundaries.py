@@ -62,8 +62,8 @@ def warn_of_packs(stacklevel: int = 2) -> None:
     """Warn about rows with several records, if no model is guarded."""
     if not GUARDS:
         warnings.warn(
-            "rows hold several records each, and most models and collators attend across them "
-            "without an error. Call enable_packing(model) before training, and use PackedCollator "
+            "each row contains several records, and most models attend across them without an "
+            "error. Call enable_packing(model) before training, and use PackedCollator "
             "or SFTConfig(padding_free=True, max_length=None) "
             "(docs/how-to/keep-records-apart.md)",
             stacklevel=stacklevel + 1,

@@ -368,7 +368,7 @@ def _faults(
     ids, offsets = flat_list(batch["input_ids"])
     lengths, bounds = flat_list(batch["seq_lengths"])
     num_tokens = np.diff(offsets)
-    said = f"has {{:,}} tokens, over seq_len {seq_len:,}"
+    said = f"has {{:,}} tokens, more than seq_len {seq_len:,}"
     yield _Fault("input_ids", num_tokens > seq_len, said, (num_tokens,))
     yield _Fault("input_ids", num_tokens == 0, "has no token")
     said = "is not a positive number of tokens"

@@ -145,8 +145,8 @@ def apply_over_length(tokenized: pa.Table, config: PackConfig) -> Admitted:
             columns = ["record_id", "source", "row", "num_tokens"]
             (first,) = tokenized.select(columns).slice(int(np.argmax(over)), 1).to_pylist()
             raise SequenceTooLongError(
-                f"record '{first['record_id']}' has {first['num_tokens']:,} tokens, over seq_len "
-                f"{config.seq_len:,} ({first['source']}, row {first['row']:,}). Set "
+                f"record '{first['record_id']}' has {first['num_tokens']:,} tokens, more than "
+                f"seq_len {config.seq_len:,} ({first['source']}, row {first['row']:,}). Set "
                 "pack.over_length to 'drop', 'truncate_turns' or 'window', or raise pack.seq_len.",
                 **first,
                 seq_len=config.seq_len,

@@ -149,7 +149,7 @@ def plan_packs(
     if strategy != "concat" and lengths.max(initial=0) > seq_len:
         index = int(np.argmax(lengths > seq_len))
         raise SequenceTooLongError(
-            f"sequence {index} has {lengths[index]:,} tokens, over seq_len {seq_len:,}. "
+            f"sequence {index} has {lengths[index]:,} tokens, more than seq_len {seq_len:,}. "
             "Remove it before planning (or set over_length='drop' if available), or raise seq_len.",
             index=index,
             num_tokens=int(lengths[index]),

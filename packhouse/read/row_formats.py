@@ -266,7 +266,7 @@ class Mixed(RowFormat):
         formats = _formats_of_conversations()
         found = row_format_of(row, config.fields, formats)
         if found is None:
-            detail = f"the row has {_keys_of(row)}, which fits no known format"
+            detail = f"the row has {_keys_of(row)}, which match no known format"
             raise BadRowError("fields", detail)
         names = formats[found].names(row, config.fields) if isinstance(row, dict) else {}
         return formats[found].read(row, names, config)
@@ -463,7 +463,7 @@ def find_row_format(rows: list[Any], config: SourceConfig, uri: str) -> str:
         if known.required
     )
     raise SourceError(
-        f"the rows of source file '{uri}' have {_keys_of(odd)}, which fits no known format "
+        f"the rows of source file '{uri}' have {_keys_of(odd)}, which match no known format "
         f"({known}). {_where_rows_are(odd, is_alone=len(rows) == 1)}",
         uri=uri,
     )

@@ -23,7 +23,8 @@ QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
     "validate": {
         "json": Reason("the row is not JSON", "fix it, or write the file with a JSON library"),
         "csv": Reason(
-            "the line is not one record", "quote values that contain quotes or line breaks"
+            "the line is not a complete CSV record",
+            "quote values that contain quotes or line breaks",
         ),
         "encoding": Reason(
             "bytes that are not UTF-8, or half of a surrogate pair",
@@ -37,29 +38,31 @@ QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
             "an unescaped control character or NUL in a string", "escape or remove it"
         ),
         "number": Reason(
-            "NaN, Infinity, or a number that does not fit 64 bits", "write null, or quoted text"
+            "NaN, Infinity, or a number that does not fit in 64 bits",
+            "write null, or put the value in quotes",
         ),
         "duplicate_key": Reason(
             "an object has the same key twice", "remove the one with the wrong value"
         ),
         "depth": Reason(
-            "the row is nested deeper than 32 levels", "flatten it, or store JSON text"
+            "the row is nested more than 32 levels deep",
+            "flatten it, or store the inner part as JSON text",
         ),
-        "too_many_fields": Reason("the row has too many fields", "remove those that are not read"),
+        "too_many_fields": Reason("the row has too many fields", "remove those that are not used"),
         "row_too_long": Reason("the row has too many bytes", "raise `validate.max_row_bytes`"),
         "not_an_object": Reason(
             "the row is a number, a string or a list",
             "set `format: messages` if each row is a list of messages",
         ),
         "fields": Reason(
-            "a required field is missing, or a CSV row is not as wide as the header",
+            "a required field is missing, or a CSV row has more or fewer values than the header",
             "map the field name used in the file, as in `fields: {output: answer}`; in CSV, quote "
             "values that contain commas",
         ),
         "type": Reason(
             "a value has the wrong type",
             "use strings for text fields (in `select`: `cast(... as varchar)`) and integers for "
-            "ids and labels",
+            "IDs and labels",
         ),
         "media": Reason(
             "the row has an image, audio, video or file; packhouse packs text only",
@@ -67,8 +70,8 @@ QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
             "the field is just a file name, list it in `ignored_fields`",
         ),
         "label": Reason(
-            "the label is not a class",
-            "write 0, 1, ... or one of `label_names`, the same way in all rows",
+            "the label is not a known class",
+            "use 0, 1, ... or one of `label_names`, the same way in all rows",
         ),
         "token_ids": Reason(
             "`input_ids` is empty, or has a number that is not a token id", "tokenize the row again"
@@ -77,12 +80,14 @@ QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
             "a mask or positions differ in length from `input_ids`", "write one value per token"
         ),
         "labels": Reason(
-            "labels or masks contradict the ids, or are missing",
-            "write `labels[i]` equal to `input_ids[i]` for trained tokens, else -100, unshifted",
+            "labels or masks are missing or contradict the IDs",
+            "set `labels[i]` to `input_ids[i]` for trained tokens and to -100 for others, without "
+            "shifting them",
         ),
         "boundaries": Reason(
             "the columns that separate the row's records contradict each other",
-            "keep one of `seq_lengths`, `cu_seqlens`, `position_ids`, and make it add up",
+            "keep only one of `seq_lengths`, `cu_seqlens` and `position_ids`, and make it add up "
+            "to the number of tokens",
         ),
         "nothing_trained": Reason("no token of the record is trained", "fix or remove the mask"),
         "vocabulary": Reason(
@@ -90,7 +95,7 @@ QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
         ),
         "padding": Reason(
             "unmasked pad tokens at the start or end",
-            "add an `attention_mask`, or cut them off",
+            "add an `attention_mask`, or remove them",
         ),
         "arguments": Reason(
             "invalid arguments for the chat template, or documents that are not a list of objects",
@@ -109,7 +114,7 @@ QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
         ),
         "empty_conversation": Reason("the conversation has no messages", "remove the row"),
         "unknown_role": Reason(
-            "a role other than system, user, assistant, tool",
+            "a message has a role other than system, user, assistant or tool",
             "map it with `roles: {Customer: user}`; `packhouse init` proposes the mapping",
         ),
         "system_not_first": Reason(
@@ -140,7 +145,7 @@ QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
         ),
         "orphan": Reason(
             "the message replies to one that is not in the file",
-            "add its parent; if `where` filters, keep whole trees",
+            "add its parent; if you filter with `where`, keep whole trees",
         ),
         "tree": Reason(
             "another row has the same `message_id`, or the row is one message of a tree",
@@ -251,8 +256,8 @@ QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
         ),
         "control_text": Reason(
             "a message contains the text of a control token",
-            "set `tokenize.control_text: text`; if the tokenizer cannot write it as text, remove "
-            "it from the row",
+            "set `tokenize.control_text: text`; if the tokenizer cannot encode it as ordinary "
+            "text, remove it from the row",
         ),
     },
 }
@@ -270,7 +275,7 @@ DROP_REASONS: dict[str, Reason] = {
         "raise it, or set `pack.over_length` to `truncate_turns` or `window`",
     ),
     "first_turn_too_long": Reason(
-        "not even the first turns fit `pack.seq_len`", "raise `pack.seq_len`"
+        "even the first turns alone are longer than `pack.seq_len`", "raise `pack.seq_len`"
     ),
     "nothing_trained": Reason("no trained token is left after truncation", "raise `pack.seq_len`"),
     "duplicate": Reason("repeats an earlier conversation", "set `dedup.exact: keep` to keep it"),
@@ -278,7 +283,7 @@ DROP_REASONS: dict[str, Reason] = {
         "nearly repeats an earlier conversation", "set `dedup.near: keep`, or raise the threshold"
     ),
     "contaminated": Reason(
-        "shares a run of words with a benchmark",
+        "shares consecutive words with a benchmark",
         "set `audit.on_match: stop` to stop the run instead",
     ),
     "joined": Reason(

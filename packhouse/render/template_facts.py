@@ -205,7 +205,7 @@ def _stops(
     if not last:
         header = f", set format.stop_tokens: [{asked[0]!r}]" if asked else ""
         raise TemplateError(
-            f"{where} writes no control token of the tokenizer after an assistant turn (but"
+            f"{where} writes none of the tokenizer's control tokens after an assistant turn (but"
             f" {shown(answered.tail[:40])}), so the model never learns to stop. Use a"
             f" template that ends each turn{header}, or set format.train_on: all and"
             " audit.max_unterminated_turns: 1 to train without an end"

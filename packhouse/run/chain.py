@@ -214,7 +214,7 @@ def output_jobs(
     """
     if not any(side.num_packs for side in packed.sides.values()):
         raise EmptyDatasetError(
-            f"no record fits into seq_len {recipe.pack.seq_len:,}, so there is nothing to publish. "
+            f"no record fits in seq_len {recipe.pack.seq_len:,}, so there is nothing to publish. "
             "Raise pack.seq_len, or set pack.over_length to truncate_turns."
         )
     shards = {"validate": plan.validate, "format": plan.format, "tokenize": plan.tokenize}

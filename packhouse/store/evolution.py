@@ -58,6 +58,15 @@ class Gate:
     """Maximum change of the trained share."""
 
 
+_DRIFTS = {
+    "lengths": "length",
+    "sources": "source",
+    "quarantined": "quarantine",
+    "trained": "trained-token",
+}
+"""Field of `Drift` -> its name in a message."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Drift:
     """Distance between a version and the previous one; None if a manifest lacks the numbers."""
@@ -80,7 +89,7 @@ class Drift:
             drift.trained passed 0.01 None
         """
         results = []
-        for measure in ("lengths", "sources", "quarantined", "trained"):
+        for measure in _DRIFTS:
             name, value = f"drift.{measure}", getattr(self, measure)
             limit = getattr(gate, f"max_{measure}")
             outcome: GateOutcome = "passed"
@@ -90,7 +99,7 @@ class Drift:
             elif limit is not None and value > limit:
                 outcome, detail = (
                     "failed",
-                    f"drift of {measure} is {value:.4f}; the limit is {limit:.4f}",
+                    f"{_DRIFTS[measure]} drift is {value:.4f}; the limit is {limit:.4f}",
                 )
             each = GateResult(name=name, outcome=outcome, value=value, limit=limit, detail=detail)
             results.append(each)
@@ -102,7 +111,7 @@ class Drift:
         Example:
             >>> drift = Drift(lengths=0.3, sources=0.0, quarantined=None, trained=0.01)
             >>> drift.beyond(Gate(max_lengths=0.25, max_quarantined=0.1))
-            ('drift of lengths is 0.3000; the limit is 0.2500',)
+            ('length drift is 0.3000; the limit is 0.2500',)
         """
         return tuple(each.detail for each in self.results(gate) if each.outcome == "failed")
 

@@ -101,7 +101,7 @@ def check_create_only(store: ObjectStore, key: str) -> str:
     expect(second is None, "a second create-only write of one key was accepted")
     is_first = stored(store, key) == b"first"
     expect(is_first, "a refused create-only write changed the object")
-    return "a second writer is refused, and the first one's bytes stay"
+    return "a second writer is rejected, and the first writer's bytes remain"
 
 
 def check_compare_and_swap(store: ObjectStore, key: str) -> str:

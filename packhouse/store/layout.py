@@ -136,7 +136,7 @@ def tokenizer_key(fingerprint: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Parts of `ROOT/DATASET@NAME`."""
+    """Parts of `STORE/DATASET@REF`."""
 
     root: str
     dataset: str
@@ -163,5 +163,5 @@ def parse_address(text: str) -> Address:
     if not slash:
         root = "."
     if not dataset or root.endswith(":/"):
-        raise ConfigError(f"'{text}' has no dataset. Use ROOT/DATASET or ROOT/DATASET@NAME")
+        raise ConfigError(f"'{text}' has no dataset. Use STORE/DATASET or STORE/DATASET@REF")
     return Address(root or "/", check_name("dataset", dataset), name)

@@ -125,9 +125,8 @@ class OpenVersion:
                 "another folder (TMPDIR if you set none), then run again to resume"
             ) from error
         raise IntegrityError(
-            f"'{self.uri(entry)}' is damaged: {MAX_READS} reads had a SHA-256 other than the "
-            "published "
-            f"{entry.sha256}. Restore it, or publish the version to another store",
+            f"'{self.uri(entry)}' is damaged: the SHA-256 of {MAX_READS} reads differs from the "
+            f"published {entry.sha256}. Restore it, or publish the version to another store",
             key=entry.key,
         )
 
@@ -219,14 +218,14 @@ def open_relative(opened: OpenVersion, text: str) -> OpenVersion:
 
 
 def open_dataset(text: str) -> tuple[ObjectStore, str]:
-    """Open the store of `ROOT/DATASET`; return it with the name of the dataset.
+    """Open the store of `STORE/DATASET`; return it with the name of the dataset.
 
     Raises:
         ConfigError: The address includes a version.
     """
     address = layout.parse_address(text)
     if "@" in text.rpartition("/")[2]:
-        raise ConfigError(f"'{text}' is the address of a version. Use ROOT/DATASET")
+        raise ConfigError(f"'{text}' is the address of a version. Use STORE/DATASET")
     return open_store(address.root), address.dataset
 
 

@@ -129,8 +129,8 @@ def test_a_template_shows_its_switch_and_its_stop_token(snapshots):
 def test_one_record_for_each_answer_is_right(qwen3):
     found = audited(Tables([AGENT], qwen3, FormatConfig(turns="alone")), "alone")
     assert numbers(found) == (3, 3, 3)
-    line = "inference: of 3 answers, 3 follow their prompt, 3 end with their only stop token"
-    assert checked(found) == line
+    line = "inference: of 3 answers, 3 follow the inference prompt and 3 end with their only stop"
+    assert checked(found) == f"{line} token"
 
 
 def test_one_rendering_of_a_row_is_not_and_is_printed_only(qwen3):
@@ -307,8 +307,8 @@ def test_the_line_says_how_many_answers_of_a_long_row_were_compared(tmp_path):
     assert counts["answers"] == 80 > counts["answers_checked"] > 2
     number = counts["answers_checked"]
     assert inference_line(version.audit) == (
-        f"inference: of {number} answers compared (80 in all), {number} follow their prompt, "
-        f"{number} end with their only stop token"
+        f"inference: of {number} answers compared (80 in all), {number} follow the inference "
+        f"prompt and {number} end with their only stop token"
     )
 
 

@@ -117,5 +117,5 @@ def test_a_plan_and_the_doctor_show_needed_and_free_space(project, caplog):
     assert "cache: this run adds about 0.0 MB" in call("plan", recipe)
     checks = {line["name"]: line for line in json.loads(call("doctor", "cache", recipe, "--json"))}
     assert {line["status"] for line in checks.values()} == {"pass"}
-    assert "allowed" in checks["room"]["detail"]
+    assert "allowed" in checks["space"]["detail"]
     assert "adds about 0.0 MB" in checks["run"]["detail"]

@@ -140,7 +140,7 @@ def test_the_version_of_a_plug_in_is_part_of_the_id_and_nothing_else_of_it_is(ac
         ("return [*packs, [0]]", "packed sequence 0 2 times; expected once"),
         ("return [*packs, [40]]", "packed sequence 40, but there are only 40"),
         ("return [*packs, []]", "without any sequence"),
-        ("return [list(range(40))]", "over seq_len 512"),
+        ("return [list(range(40))]", "more than seq_len 512"),
         ("return [['a']]", "failed on 40 lengths: ValueError"),
         ("return 1 / 0", "failed on 40 lengths: ZeroDivisionError: division by zero"),
     ],

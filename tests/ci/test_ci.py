@@ -149,7 +149,7 @@ def test_small_steps_of_a_candidate_add_up_to_its_distance_from_latest(place):
     command = f"packhouse ref set {place}/store/demo latest {second}"
     assert facts(place)["message"] == (
         f"{second} is published, "
-        "but 'latest' did not move: drift of sources is 0.0334; the limit is 0.0200. "
+        "but 'latest' did not move: source drift is 0.0334; the limit is 0.0200. "
         f"To move it: {command}"
     )
 

@@ -97,7 +97,7 @@ def test_trace_names_the_answer_and_the_rule(version, call):
     found = call("trace", version.uri, "--pack", "0", "--token", str(last))
     assert "trained answer 2 of 2" in found
     assert "format.train_on: assistant (answers are trained)" in found
-    assert "row (from 0)" in found
+    assert "row (0-based)" in found
 
 
 def test_a_row_is_traced_in_each_source_and_to_each_window(tmp_path, call):
@@ -167,7 +167,7 @@ def test_equal_windows_of_a_row_are_no_rows_of_equal_content(publish, call):
     more = "pack: {seq_len: 128, over_length: window}\naudit: {max_duplicates: 1}\n"
     made = publish([{"messages": talk(1)["messages"] * 20}], more)
     found = json.loads(call("trace", made.uri, "--pack", "0", "--token", "3", "--json"))
-    assert found["rows with equal content"] == 0
+    assert found["other rows with this content"] == 0
 
 
 def test_rows_of_a_recipe_have_their_labels_and_bad_rows_their_source(tmp_path, call):

@@ -86,7 +86,7 @@ MESSAGES = {
     "ConfigError": "prepare: unknown key 'pack.seqlen'; did you mean 'seq_len'?",
     "SourceError": "source file 'TMP/rows.jsonl' does not exist. Check the path",
     "EmptyDatasetError": (
-        "no record fits into seq_len 16, so there is nothing to publish. Raise pack.seq_len, "
+        "no record fits in seq_len 16, so there is nothing to publish. Raise pack.seq_len, "
         "or set pack.over_length to truncate_turns."
     ),
     "QuarantineLimitError": (
@@ -95,7 +95,7 @@ MESSAGES = {
         "is a number, not text; to convert it to text, use `select: {instruction: "
         "'\"instruction\"::VARCHAR', output: '\"output\"::VARCHAR'}` instead of `fields`. "
         "Remedy: use strings for text fields (in `select`: `cast(... as varchar)`) and integers "
-        "for ids and labels. To see them, run `packhouse quarantine show "
+        "for IDs and labels. To see them, run `packhouse quarantine show "
         "TMP/cache/steps/validate/KEY/quarantined.arrow`."
     ),
     "AuditError": (
@@ -109,7 +109,7 @@ MESSAGES = {
     ),
     "TemplateError": "template 'TMP/chat.jinja', line 1: unexpected '}'",
     "SequenceTooLongError": (
-        "record '23d78dc7ba5b30a8f4ca' has 69 tokens, over seq_len 16 (rows/rows.jsonl, row "
+        "record '23d78dc7ba5b30a8f4ca' has 69 tokens, more than seq_len 16 (rows/rows.jsonl, row "
         "0). Set pack.over_length to 'drop', 'truncate_turns' or 'window', or raise "
         "pack.seq_len."
     ),

@@ -79,7 +79,7 @@ def test_its_packs_are_those_of_the_pipelines_plan(make_records):
 
 
 def test_records_over_seq_len_are_an_error_or_dropped_and_counted():
-    with pytest.raises(SequenceTooLongError, match="3 tokens, over seq_len 2"):
+    with pytest.raises(SequenceTooLongError, match="3 tokens, more than seq_len 2"):
         PackedDataset(RECORDS, seq_len=2)
     packs = PackedDataset(RECORDS, seq_len=2, over_length="drop")
     assert [item["input_ids"].tolist() for item in packs] == [[4, 5]]

@@ -231,7 +231,7 @@ def test_bad_rows_are_counted_and_too_many_refused(cache, tmp_path):
     dataset = make_supervised_dataset(TOKENIZER, file, **fields(max_quarantined=0.2), cache=cache)
     assert len(dataset) == 9
     assert dataset.ledger[0].quarantined == {"empty_answer": 2}
-    with pytest.raises(EmptyDatasetError, match="no record fits into pack_len 16"):
+    with pytest.raises(EmptyDatasetError, match="no record fits in pack_len 16"):
         make_supervised_dataset(
             TOKENIZER, file, **fields(max_quarantined=0.2, pack_len=16), cache=cache
         )

@@ -49,7 +49,7 @@ def test_truncate_turns_cuts_after_the_last_whole_answer(tokenized, seq_len, len
 def test_error_names_record_place_limit_and_remedy(tokenized):
     with pytest.raises(
         SequenceTooLongError,
-        match=r"'rec1' has 10 tokens, over seq_len 8 \(demo/demo.jsonl, row 1\)\. Set .*'drop'",
+        match=r"'rec1' has 10 tokens, more than seq_len 8 \(demo/demo.jsonl, row 1\)\. .*'drop'",
     ) as caught:
         apply_over_length(tokenized([SHORT, TWO_TURNS]), config("error"))
     assert (caught.value.row, caught.value.seq_len) == (1, 8)

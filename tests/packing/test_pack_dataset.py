@@ -28,7 +28,7 @@ def packed(rows, *args, **settings):
 
 @pytest.mark.parametrize("strategy", ["best_fit", "first_fit", "first_fit_shuffle", "next_fit"])
 def test_a_row_over_the_length_is_refused_and_named(strategy):
-    with pytest.raises(SequenceTooLongError, match="row 0 has 5 tokens, over seq_length 4"):
+    with pytest.raises(SequenceTooLongError, match="row 0 has 5 tokens, more than seq_length 4"):
         pack_dataset(ROWS, 4, strategy)
 
 
@@ -51,7 +51,7 @@ def test_nothing_is_warned_of_where_nothing_is_cut():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         # If torch and a trainer are imported, packs give a warning, which has its own test.
-        warnings.filterwarnings("ignore", message="rows hold several records")
+        warnings.filterwarnings("ignore", message="each row contains several")
         assert packed(ROWS, 5, "bfd") == packed(ROWS, 5)
         assert packed(ROWS, 7, "wrapped") == {"input_ids": [[1, 2, 3, 4, 5, 6, 7]]}
 
@@ -207,5 +207,5 @@ def test_packs_for_a_trainer_that_would_drop_their_boundaries_are_warned_of():
         "except UserWarning as warning: print(warning)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stdout.startswith("rows hold several records each, and most models"), done.stderr
+    assert done.stdout.startswith("each row contains several records, and most models"), done.stderr
     assert "use PackedCollator or" in done.stdout

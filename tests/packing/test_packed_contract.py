@@ -72,7 +72,11 @@ def spans(*pairs):
         ("labels", {"labels": [-100, 8, 9, -100, -100]}, "seq_lengths[1] = 2 tokens long, has no"),
         ("labels", {"input_ids": [7, 8, 9, 10, 6]}, "input_ids[3] = 10 is outside the vocabulary"),
         ("labels", {"input_ids": [7, 8, 9, -1, 6]}, "input_ids[3] = -1 is outside the vocabulary"),
-        ("labels", {"input_ids": [7, 8, 9, 5, 6, 6]}, "input_ids has 6 tokens, over seq_len 5"),
+        (
+            "labels",
+            {"input_ids": [7, 8, 9, 5, 6, 6]},
+            "input_ids has 6 tokens, more than seq_len 5",
+        ),
         ("labels", {"seq_lengths": [3, 1]}, "seq_lengths add up to 4, but it has 5 tokens"),
         ("labels", {"seq_lengths": [3, 2, 0]}, "seq_lengths[2] = 0 is not a positive number"),
         ("labels", {"seq_lengths": [6, -1]}, "seq_lengths[1] = -1 is not a positive number"),

@@ -286,7 +286,9 @@ def test_decreasing_packs_without_a_seed_come_longest_first(strategy, lengths):
 
 
 def test_too_long_a_sequence_names_itself_and_the_limit():
-    with pytest.raises(SequenceTooLongError, match=r"sequence 1 has 9,213 tokens, over seq_len 8,"):
+    with pytest.raises(
+        SequenceTooLongError, match=r"sequence 1 has 9,213 tokens, more than seq_len 8,"
+    ):
         plan_packs(np.array([5, 9213]), seq_len=8192)
 
 

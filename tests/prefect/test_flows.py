@@ -306,11 +306,11 @@ def test_a_drifted_version_is_published_and_its_ref_held(place, cache, first):
     held = state.result()
     assert (state.type.value, state.name) == ("COMPLETED", "Held")
     assert held.outcome == "held"
-    assert "drift of sources" in held.message
+    assert "source drift" in held.message
     assert ref(place) == first
     page = newest("demo-refresh")
     assert "To promote it" in page
-    reason = f"drift of sources is {held.change.drift.sources:.4f}; the limit is 0.0500"
+    reason = f"source drift is {held.change.drift.sources:.4f}; the limit is 0.0500"
     share = f"{held.change.drift.sources:.2%}"
     assert f"| drift.sources | **FAILED** | {share} | at most 5.00% | {reason} |" in page
     assert f"| drift.lengths | passed | {held.change.drift.lengths:.2%} |  |  |" in page
@@ -325,7 +325,7 @@ def test_a_prepared_version_whose_ref_is_held_is_shown_as_held(place, cache, fir
     recipe = recipe_of(place, "publish.max_source_drift=0.05")
     state = prepare(recipe, cache=str(cache), return_state=True)
     assert (state.type.value, state.name) == ("COMPLETED", "Held")
-    assert "'latest' stays: drift of sources" in state.message
+    assert "'latest' stays: source drift" in state.message
     assert "run the deployment promote/promote-version with dataset demo" in state.message
     page = newest("demo-version")
     assert "## Held: `latest` stays where it is" in page
@@ -368,16 +368,13 @@ def test_a_candidate_too_far_from_what_readers_have_is_held_and_announced(
     for _ in range(2):  # nothing changed the second time
         state = refresh(place, cache, "publish.max_source_drift=0.01", approval=True)
         assert (state.name, state.result().outcome) == ("Held", "held")
-        assert (
-            "'latest' did not move: drift of sources is 0.3853; the limit is 0.0100"
-            in state.message
-        )
+        assert "'latest' did not move: source drift is 0.3853; the limit is 0.0100" in state.message
         assert ref(place) == first
         assert ref(place, "latest.candidate") == state.result().version
         page = newest("demo-refresh")
-        assert "| drift.sources | **FAILED** | 38.53% | at most 1.00% | drift of sources is" in page
+        assert "| drift.sources | **FAILED** | 38.53% | at most 1.00% | source drift is" in page
     (payload,) = [facts["payload"] for name, facts in said if name.endswith("version.refused")]
-    assert payload["reasons"] == ["drift of sources is 0.3853; the limit is 0.0100"]
+    assert payload["reasons"] == ["source drift is 0.3853; the limit is 0.0100"]
 
 
 def test_a_refused_refresh_gives_the_reason_and_keeps_the_ref(place, cache, first):
@@ -535,7 +532,7 @@ def test_verify_reads_every_byte_of_all_datasets_and_fails_on_one_flipped(place,
     assert damaged.is_failed()
     with pytest.raises(
         IntegrityError,
-        match=r"other: data/eval-.* is damaged: 4 reads had a SHA-256 other than the published",
+        match=r"other: data/eval-.* is damaged: the SHA-256 of 4 reads differs from the published",
     ):
         damaged.result()
     rows = json.loads(newest("verify"))

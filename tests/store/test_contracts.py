@@ -60,7 +60,7 @@ def test_limits_come_from_the_manifest(tmp_path):
         "c": {"configuration": {"pack": {"seq_len": 8, "strategy": "best_fit"}}},
     }
     messages = {
-        "a": "has 3 tokens, over seq_len 2",
+        "a": "has 3 tokens, more than seq_len 2",
         "b": "vocabulary of 9",
         "c": "no trained token",
     }

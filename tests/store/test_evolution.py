@@ -121,7 +121,7 @@ def test_drift_is_measured_from_manifests_and_can_hold_the_ref_back(store, tmp_p
     assert done.drift.sources == pytest.approx(0.3)
     assert done.drift.trained == pytest.approx(0.1)
     assert done.drift.quarantined == pytest.approx(0.04)
-    assert done.held_back == ("drift of lengths is 0.4000; the limit is 0.3000",)
+    assert done.held_back == ("length drift is 0.4000; the limit is 0.3000",)
     assert done.ref is None
     assert load_ref(store, "tiny", "latest").version == "aaaa.g0"
     assert open_version(store, "tiny", "bbbb").version == "bbbb.g0"  # published nevertheless

@@ -42,7 +42,7 @@ def test_checked_packs_keep_to_the_contract_and_others_are_read_as_far_as_asked(
         assert views.rows(query)["num_tokens"].to_pylist() == [5, 2]
     held = VersionFiles(files=files, manifest=short, checks_packs=True)
     with (
-        pytest.raises(ContractError, match="has 5 tokens, over seq_len 4"),
+        pytest.raises(ContractError, match="has 5 tokens, more than seq_len 4"),
         open_views(held) as views,
     ):
         views.rows(query)

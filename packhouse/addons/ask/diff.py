@@ -327,21 +327,23 @@ _ENDS = (".rows_in", ".tokens_in")
 @click.command()
 @click.argument("old", metavar="OLD")
 @click.argument("new", metavar="NEW")
-@click.option("--no-records", is_flag=True, help="Compare only the manifests; read no data.")
+@click.option(
+    "--no-records", is_flag=True, help="Compare only the manifests, without reading data."
+)
 @cache_option("Cache folder.")
 @json_option()
 def diff(old: str, new: str, no_records: bool, cache: Path, as_json: bool) -> None:
     """Compare the settings, schema, rows, tokens, masks, repeats and splits of two versions.
 
-    NEW can be just a ref or version ID if it is in the same dataset. If the tokenizer is known,
-    examples are shown as text.
+    OLD and NEW are STORE/DATASET[@REF]. NEW can be just a ref or a version ID if it is in the same
+    dataset. Examples are shown as text if the tokenizer is available.
 
     \b
     Example:
       $ packhouse diff ./store/demo@prod latest
       configuration        old  new
       split.eval_fraction  0.1  0.2
-      ...                                  counts, then changed rows with examples
+      ...
     """
     left = open_address(old)
     right = open_relative(left, new)

@@ -86,7 +86,7 @@ class _Wanted:
     "--records", "Print this many individual records instead of packs. [default: 5]", least=1
 )
 @click.option("--source", help="Print records of this source or `source/file`.")
-@number_option("--row", "Print records of this row of a file, from 0.")
+@number_option("--row", "Print the records of this row of a file (0-based).")
 @click.option("--record", help="Print the record with this ID.")
 @click.option("--grep", metavar="TEXT", help="Print records that contain this text.")
 @click.option("--quarantined", is_flag=True, help="Print bad rows with their reasons.")
@@ -107,11 +107,10 @@ def inspect(
     as_json: bool,
     **wanted: Any,
 ) -> None:
-    """Print packs or records of a version, with trained tokens in green ({+ and +} if piped).
+    """Print packs or records with trained tokens in green, or between {+ and +} if piped.
 
-    With a RECIPE, print the first rows as they would be trained, without preparing anything.
-    Output on a terminal goes to a pager. VERSION is STORE/DATASET[@NAME], where NAME is a ref or a
-    version (default: latest).
+    VERSION is STORE/DATASET[@REF]. For a RECIPE, print the first rows as they would be trained,
+    without preparing anything. In a terminal, the output opens in a pager.
 
     \b
     Example:

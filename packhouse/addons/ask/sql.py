@@ -25,17 +25,18 @@ _CELL = 400
 
 
 @click.command()
-@click.argument("target", metavar="VERSION")
+@click.argument("target", metavar="STORE/DATASET[@REF]")
 @click.argument("query", metavar="QUERY")
 @json_option("Print one line of JSON per row.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
 @number_option("--limit", "Number of rows to print; 0 prints all.", default=50)
 @cache_option("Cache folder.")
 def sql(target: str, query: str, as_json: bool, as_csv: bool, limit: int, cache: Path) -> None:
-    """Query a VERSION with SQL (DuckDB).
+    """Query a version with SQL (DuckDB).
+
+    QUERY is a SELECT statement over these tables:
 
     \b
-    Tables and their main columns:
       records     source, row, split, outcome, num_tokens, ...
       packs       split, pack, num_records, num_tokens, num_trained, fill
       quarantine  source, row, step, reason, detail
@@ -132,12 +133,12 @@ def _cut(value: object) -> object:
 
 
 @click.command()
-@click.argument("target", metavar="VERSION")
+@click.argument("target", metavar="STORE/DATASET[@REF]")
 @json_option()
 def stats(target: str, as_json: bool) -> None:
-    """Print records, tokens, trained share and lengths by source, and packs and fill by split.
+    """Print record counts, lengths and the share of trained tokens, by source and by split.
 
-    By source, each record counts once. By split, a record counts as often as it is packed.
+    By source, each record is counted once; by split, each copy of a record in the packs is.
 
     \b
     Example:

@@ -43,7 +43,7 @@ from packhouse.system.wording import counted
 from packhouse.tokenize import run_tokenizer
 from packhouse.tokenize.encoders import decode
 
-_FROM = {name: f"{name} (from 0)" for name in ("row", "pack", "position", "token of the record")}
+_FROM = {name: f"{name} (0-based)" for name in ("row", "pack", "position", "token of the record")}
 _RULES = {
     "assistant": "answers are trained",
     "last_assistant": "the last answer is trained",
@@ -52,13 +52,13 @@ _RULES = {
 
 
 @click.command()
-@click.argument("target", metavar="VERSION")
+@click.argument("target", metavar="STORE/DATASET[@REF]")
 @click.option("--split", help="Split to read. [default: train, or the first one]")
 @number_option("--pack", "Number of the pack in its split (0-based).")
-@number_option("--token", "Number of the token in the pack, from 0.")
+@number_option("--token", "Number of the token in the pack (0-based).")
 @click.option("--file", help="Source file: faq.jsonl, source/faq.jsonl, or its path.")
 @number_option("--line", "Line number in a JSON Lines file (1-based).", least=1)
-@number_option("--row", "Row of a file of any format, from 0.")
+@number_option("--row", "Row number in a file of any format (0-based).")
 @json_option()
 def trace(
     target: str,
@@ -72,16 +72,16 @@ def trace(
 ) -> None:
     """Find the source row of a token and why it is trained, or what happened to a row.
 
-    Rows, packs and tokens are numbered from 0, lines from 1, as in an editor (line 18 is row 17 if
-    there are no blank lines). --line needs the source file on this machine.
+    Rows, packs and tokens are numbered from 0, and lines from 1, as in an editor: if there are no
+    blank lines, line 18 is row 17. --line needs the source file on this machine.
 
     \b
     Example:
       $ packhouse trace ./store/demo --pack 12 --token 345
-      file          chats/chats.jsonl
-      row (from 0)  16
-      turn          trained answer 3 of 3
-      trained       yes
+      file           chats/chats.jsonl
+      row (0-based)  16
+      turn           trained answer 3 of 3
+      trained        yes
       $ packhouse trace ./store/demo --file data/instructions.jsonl --line 18
     """
     opened = open_address(target)
@@ -162,7 +162,7 @@ def _of_token(opened: OpenVersion, split: str, pack: int, token: int) -> dict[st
     return {
         "file": kept[0]["source"] if kept else None,
         "row": kept[0]["row"] if kept else None,
-        "rows with equal content": max(len({(p["source"], p["row"]) for p in kept}) - 1, 0),
+        "other rows with this content": max(len({(p["source"], p["row"]) for p in kept}) - 1, 0),
         "record": record_id,
         **({"side" if is_paired else "label": side} if side else {}),
         f"token of the {'side' if is_paired else 'record'}": before + inner,
@@ -181,8 +181,8 @@ def _row_at(file: str, line: int) -> int:
     """
     if not file.endswith(".jsonl") or not Path(file).is_file():
         raise ConfigError(
-            f"'{file}' is not a .jsonl file on this machine, so --line cannot be used. Pass "
-            "the path of the file, or use --row."
+            f"--line needs a .jsonl file, and '{file}' does not exist on this machine or is not "
+            "one. Pass the path of the file, or use --row."
         )
     with Path(file).open("rb") as opened:
         is_row = [bool(each.strip()) for each in islice(opened, line)]
@@ -240,7 +240,7 @@ Rows = list[dict[str, Any]]
 
 
 @click.command()
-@click.argument("target", metavar="VERSION")
+@click.argument("target", metavar="STORE/DATASET[@REF]")
 @click.option("--reason", help="List only rows with this reason.")
 @click.option("--source", help="List only rows of this source or `source/file`.")
 @number_option("--limit", "Number of rows to print per reason; 0 prints all.", default=5)
@@ -258,10 +258,10 @@ def dropped(
     cache: Path,
     as_json: bool,
 ) -> None:
-    """List the rows and records that a filter or setting dropped from VERSION, and why.
+    """List the rows and records that a filter or setting dropped, with the reason for each.
 
-    Each entry shows the cause: the tokens of a long record, the row that a duplicate repeats, or
-    the expression that filtered out a row. The text comes from the cache if the run is still
+    Each entry shows the cause: the length of a record, the row that a duplicate repeats, or the
+    expression that filtered out the row. The text is read from the cache if the run is still
     cached, otherwise from the source files if they have not changed (see --recipe).
 
     \b

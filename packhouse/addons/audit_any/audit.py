@@ -436,7 +436,9 @@ def _token_settings(
 
 def _version_batches(version: Version) -> Iterator[pa.RecordBatch]:
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "rows hold several records")  # nothing is trained here
+        warnings.filterwarnings(
+            "ignore", "each row contains several records"
+        )  # nothing is trained here
         splits = version.train, version.eval
     for split in splits:
         yield from token_batches(split) or () if split is not None else ()

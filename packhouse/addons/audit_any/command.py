@@ -23,9 +23,9 @@ FOUND = 4
 @click.option(
     "--tokenizer", required=True, help="Tokenizer folder, or Hub name: org/name[@revision]."
 )
-@click.option("--template", help="Chat template of the rows. [default: the tokenizer's]")
+@click.option("--template", help="Chat template used for the rows. [default: the tokenizer's]")
 @set_option("Set a recipe value for raw rows: --set pack.seq_len=4096. May be repeated.")
-@click.option("--cache", metavar="PLACE", help="Cache folder.")
+@click.option("--cache", metavar="PATH", help="Cache folder.")
 @json_option("Print the report as one line of JSON.")
 def audit(
     data: tuple[str, ...],
@@ -38,14 +38,14 @@ def audit(
     """Check the tokens and masks of rows from any tool, without publishing anything.
 
     DATA can be files or folders of rows with `input_ids` and either `labels` or a mask (Parquet,
-    Arrow, JSON, JSON Lines or `save_to_disk` output), a version (STORE/DATASET@REF), or raw rows
+    Arrow, JSON, JSON Lines or `save_to_disk` output), a version (STORE/DATASET[@REF]), or raw rows
     as for `packhouse prepare`.
 
     \b
     Example:
       $ packhouse audit chats.jsonl --tokenizer Qwen/Qwen2.5-0.5B-Instruct
       100 raw rows, 97 records, 15,166 tokens, 39.1% of them trained
-      ...                                  then each finding with example rows
+      ...
 
     \b
     Exit codes:

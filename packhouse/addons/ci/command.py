@@ -267,7 +267,9 @@ def _short(value: object) -> str:
 @click.argument("recipe_path", metavar="RECIPE", type=click.Path())
 @set_option()
 @run_options
-@click.option("--plan-only", is_flag=True, help="Show what would change; run and publish nothing.")
+@click.option(
+    "--plan-only", is_flag=True, help="Show what would change, without running or publishing."
+)
 @click.option(
     "--approval",
     is_flag=True,
@@ -294,23 +296,23 @@ def ci(
     """Refresh a dataset in a CI job: check its gates and write summaries.
 
     If nothing changed, only the gates are checked. Summaries are written even if the job fails or
-    is stopped. If a summary cannot be written, the others still are, and exit code 0 becomes 5.
+    is stopped. If one cannot be written, the others still are, and an exit code of 0 becomes 5.
 
     \b
     Example:
       $ packhouse ci recipe.yaml --plan-only --summary plan.md
       ### packhouse plan: demo
       294 rows, 29,487 tokens, 58 packs, 0.1 MiB
-      ...                                  ((tables of sources, steps and gates))
+      ...
 
     \b
     Exit codes:
       0     published, unchanged or planned
       1     an internal error: a bug in packhouse
-      2, 3  bad input: the recipe; a source or the tokenizer
+      2, 3  bad input: the recipe (2), or a source or the tokenizer (3)
       4     rejected by a gate: nothing was published
-      5, 6  the store or a disk; a temporary network or storage error
-      7    published, but the ref did not move: the version drifted too far
+      5, 6  a store or disk error (5); a temporary network or storage error (6)
+      7     published, but the ref did not move: the version drifted too far
       130   stopped by Ctrl-C (143: by SIGTERM, 129: by SIGHUP)
     """
     job = CiJob(dataset=Path(recipe_path).stem, only_plan=plan_only)

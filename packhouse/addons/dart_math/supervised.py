@@ -164,7 +164,7 @@ def make_supervised_dataset(
         planned = receipts[-1].facts.sides["train"]
         if not planned.num_packs:
             raise EmptyDatasetError(
-                f"no record fits into pack_len {pack_len:,} ({num_dropped:,} dropped). Raise "
+                f"no record fits in pack_len {pack_len:,} ({num_dropped:,} dropped). Raise "
                 "pack_len."
             )
         parts = tuple(files.data_jobs(recipe, "train", planned, plan.pack))

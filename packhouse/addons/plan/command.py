@@ -29,8 +29,8 @@ from packhouse.system.wording import counted, cut_pair
 def plan(recipe_path: str, overrides: tuple[str, ...], cache: Path, as_json: bool) -> None:
     """Estimate the rows, records, tokens, packs and bytes of RECIPE without running it.
 
-    Also shows likely quarantined rows, cached steps and the cache space that a run needs. Reads a
-    sample of each source; counts of tokenized shards are exact.
+    Also show which rows would be quarantined, which steps are cached, and how much cache space a
+    run needs. Only a sample of each source is read; counts of tokenized shards are exact.
 
     \b
     Example:
@@ -82,7 +82,7 @@ def plan(recipe_path: str, overrides: tuple[str, ...], cache: Path, as_json: boo
         print_text(f"source '{each.source}': `where: {each.where}` drops {about}{left_out}")
     for source in recipe.sources:
         for name, expression in source.select.items():
-            print_text(f"select of {source_name(source)}: {name} = {expression}")
+            print_text(f"source '{source_name(source)}': `select` {name} = {expression}")
     print_text(f"cache: this run adds about {in_mb(needed)}; {room}")
     if needed > room.free_bytes:
         echo("note: the run needs more space than is free. Free some with `packhouse cache gc`.")
@@ -91,9 +91,9 @@ def plan(recipe_path: str, overrides: tuple[str, ...], cache: Path, as_json: boo
 @click.command()
 @recipe_options
 def explain(recipe_path: str, overrides: tuple[str, ...], cache: Path, as_json: bool) -> None:
-    """Show which steps of RECIPE would run now, which are cached, and what changed since last time.
+    """Show which steps of RECIPE would run, which are cached, and what changed since the last run.
 
-    Runs no steps: it hashes the sources and the tokenizer and checks cached files.
+    No step is run: the sources and the tokenizer are hashed and looked up in the cache.
 
     \b
     Example:

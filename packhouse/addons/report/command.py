@@ -55,7 +55,7 @@ from packhouse.tokenize.encoders import Pipeline
     type=click.Path(path_type=Path, dir_okay=False),
     default=Path("report.html"),
     show_default=True,
-    help="The file to write.",
+    help="File to write.",
 )
 @click.option("--open", "is_opened", is_flag=True, help="Open the report in the browser.")
 @cache_option("Cache folder.")
@@ -68,10 +68,11 @@ def report(
     cache: Path,
     as_json: bool,
 ) -> None:
-    """Write a report of a version: one HTML file with charts and samples.
+    """Write a report on a version: one HTML file with charts and samples.
 
-    For a RECIPE, report on the version it published; if it has not run yet, on what a run would
-    produce. With --diff, NEW can be just a ref or version ID if it is in the same dataset.
+    VERSION is STORE/DATASET[@REF]. For a RECIPE, report on the version it published or, if it has
+    not run yet, on the expected result. With --diff, NEW can be just a ref or a version ID if it
+    is in the same dataset as OLD.
 
     \b
     Example:

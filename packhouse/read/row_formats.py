@@ -36,7 +36,7 @@ from packhouse.read.chat_messages import (
     read_tools,
     speaker_key,
 )
-from packhouse.read.records import Ints, Rows, unwrapped
+from packhouse.read.records import Ints, Records, Rows, unwrapped
 from packhouse.recipe import SourceConfig
 from packhouse.recipe.settings import check_arguments
 from packhouse.recipe.source import RowFormatName
@@ -567,8 +567,6 @@ class RowOptions:
     """JSON list of the tool definitions among the arguments."""
     weights: pa.Array
     """float32, including the source's factor."""
-    failures: dict[int, tuple[str, str]] = field(default_factory=dict)
-    """Index of each bad row -> reason and detail."""
 
     def take(self, rows: Ints | list[int]) -> "RowOptions":
         """Return the options of the rows at these indices."""
@@ -590,9 +588,9 @@ def option_names(keys: Collection[str], config: SourceConfig) -> dict[str, str]:
     return {ours: theirs for ours, theirs in names.items() if theirs in keys}
 
 
-def read_options(rows: Rows, config: SourceConfig) -> RowOptions:
-    """Read the options of rows."""
-    number = len(rows)
+def read_options(records: Records, config: SourceConfig) -> RowOptions:
+    """Read the options of rows; reject rows with invalid ones."""
+    rows, number = records.rows, len(records.rows)
     arguments: list[str | None] = [None] * number
     tools: list[str | None] = [None] * number
     weights: list[float | None] = [None if config.loss_weight == 1 else config.loss_weight] * number
@@ -610,12 +608,15 @@ def read_options(rows: Rows, config: SourceConfig) -> RowOptions:
                 arguments[index], tools[index] = _read_template_arguments(present, names)
         except BadRowError as bad:
             failures[index] = bad.reason, bad.detail
-    return RowOptions(
+    options = RowOptions(
         pa.array(arguments, pa.string()),
         pa.array(tools, pa.string()),
         pc.cast(pa.array(weights, pa.float64()), pa.float32()),
-        failures,
     )
+    if failures:
+        options = options.take([index for index in range(number) if index not in failures])
+        records.reject(failures)
+    return options
 
 
 def _read_weight(value: object, name: str) -> float:

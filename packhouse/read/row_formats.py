@@ -1,10 +1,22 @@
 """Find the format of rows, and turn rows into conversations.
 
 A format is one object. Formats that share code are in `conversation_formats` and `text_formats`;
-any other is the `FORMAT` of its file, as in `tokenized_format`. To register one, add its name to
-`RowFormatName` (`packhouse.recipe.source`):
+any other is the `FORMAT` of its file. `read/faq_format.py`, whose name `faq` is in `RowFormatName`
+(`packhouse.recipe.source`):
 
-    "faq"  ->  packhouse/read/faq_format.py, FORMAT
+    @dataclass(frozen=True, kw_only=True)
+    class Faq(RowFormat):
+        def read(self, row: Row, names: Names, config: SourceConfig) -> list[Conversation]:
+            check_present(row, self.required, names, config)
+            asked, answer = (row[names[ours]] for ours in self.required)
+            if not isinstance(asked, str) or not isinstance(answer, str):
+                raise BadRowError("type", "faq or reply is not text")
+            return [Conversation([text_turn("user", asked), text_turn("assistant", answer)])]
+
+    FORMAT = Faq(required=aliases("faq reply|response"))
+
+`auto` and `mixed` try the formats in files of their own first. Set `is_detected` to False for a
+format that a recipe must name, or override `holds` to look at values.
 
 Rows of any format can have options next to their conversation: `chat_template_kwargs` and
 `documents`, named as in TRL and transformers, and a `loss_weight` if `fields` names it.

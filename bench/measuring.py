@@ -140,7 +140,7 @@ class _Watch(threading.Thread):
     def run(self) -> None:
         """Take a sample every 10 ms."""
         while not self._done.wait(_SAMPLE_S):
-            memory = [_memory_kib(pid) for pid in _tree(self._pid)]
+            memory = [_memory_kib(pid) for pid in tree(self._pid)]
             resident = sum(now for now, _ in memory)
             highest = max((high for _, high in memory), default=0)
             self.peak_kib = max(self.peak_kib, resident, highest)
@@ -151,7 +151,7 @@ class _Watch(threading.Thread):
         self.join()
 
 
-def _tree(pid: int) -> list[int]:
+def tree(pid: int) -> list[int]:
     """Return a process and its living descendants."""
     pids = [pid]
     for parent in pids:

@@ -21,8 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 TASKS_PER_WORKER = 4  # as in packhouse.run.step
-GATHER_TOKENS = (2**24, 2**27)
-MOST_GATHERED = 1024
+FILE_TOKENS = 2**25  # 256 MiB at 8 bytes a token
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,12 +41,12 @@ class Costs:
 
 
 MEASURED = Costs(
-    shard_s_per_mb={"validate": 0.12, "format": 0.18, "tokenize": 0.09, "audit": 0.012},
-    token_s_per_million={"gather": 0.03, "files": 0.063},
-    record_s_per_million={"pack": 0.8, "split": 0.7},
+    shard_s_per_mb={"validate": 0.07, "format": 0.065, "tokenize": 0.055, "audit": 0.015},
+    token_s_per_million={"files": 0.086},
+    record_s_per_million={"pack": 0.4, "split": 2.1},
     io_ratio={
         **{"validate": 2.2, "format": 2.6, "tokenize": 2.6, "audit": 3.8},
-        **{"gather": 2.2, "files": 1.6},
+        "files": 1.6,
     },
 )
 
@@ -108,8 +107,7 @@ def steps_of(data: Data, costs: Costs, cluster: Cluster) -> list[Step]:
     """Return the tasks of each step, as packhouse would create them."""
     tokens = data.raw_mb * data.tokens_per_mb
     num_shards = max(1, round(data.raw_mb / data.shard_mb))
-    size = min(max(GATHER_TOKENS[0], tokens / MOST_GATHERED), GATHER_TOKENS[1])
-    num_outputs = max(1, round(tokens / size))
+    num_outputs = max(1, round(tokens / FILE_TOKENS))
     steps = []
     for name, seconds in costs.shard_s_per_mb.items():
         steps.append(_step(name, num_shards, seconds * data.raw_mb, data, costs, cluster))
@@ -199,7 +197,6 @@ def read_costs(path: Path) -> Costs:
     return Costs(
         shard_s_per_mb={**per_mb, "audit": cpu["audit shard"] / raw["raw_mb"]},
         token_s_per_million={
-            "gather": (cpu["gather"] + cpu["audit packs"]) / millions,
             "files": cpu["files data"] / millions,
         },
         record_s_per_million={

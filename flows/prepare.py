@@ -18,9 +18,9 @@ from tasks.chain import prepare_run
 from tasks.engines import Runner
 from tasks.guard import allowed_recipe, dataset_slot, worker_cache
 from tasks.hooks import FLOW, recipe_run_name
-from tasks.steps import audit, files, format_, gather, pack, publish, split, tokenize, validate
+from tasks.steps import audit, files, format_, pack, publish, split, tokenize, validate
 
-STEPS = (validate, format_, tokenize, pack, gather, split, audit, files, publish)
+STEPS = (validate, format_, tokenize, pack, split, audit, files, publish)
 """One task per step. `packhouse.run.chain` decides when they run; `tasks.runner` submits them."""
 
 

@@ -1,6 +1,6 @@
 """The steps of the chain as Prefect tasks, in the order in which data passes through them.
 
-A task run processes a group of consecutive jobs of one step (`packhouse.run.step`). All nine
+A task run processes a group of consecutive jobs of one step (`packhouse.run.step`). All eight
 tasks do the same: they look up each job's result in the step store and compute it if it is missing.
 `packhouse.run.steps` defines what a step computes and the name of its task.
 """
@@ -51,4 +51,4 @@ def step_task(step: AnyStep) -> Task[..., Any]:
 
 
 # In the order of the chain; each task is named like its step.
-validate, format_, tokenize, pack, gather, split, audit, files, publish = map(step_task, STEPS)
+validate, format_, tokenize, pack, split, audit, files, publish = map(step_task, STEPS)

@@ -16,7 +16,9 @@ def write_data_files(packs, split, folder, config):
             with_label=packs["label"].null_count < packs.num_rows,
             with_weights=packs["range_weights"].null_count < packs.num_rows,
         )
-        rows = packs.slice(cut.first, cut.last - cut.first)
-        (file,) = write_data_file(rows, parameters, folder).files
+        starts = range(cut.first, cut.last, cut.rows_per_group)
+        groups = (packs.slice(n, min(cut.rows_per_group, cut.last - n)) for n in starts)
+        batches = (group.combine_chunks().to_batches()[0] for group in groups)
+        (file,) = write_data_file(batches, parameters, folder).files
         files.append(LocalFile(folder / file.name, file.split, file.rows, file.tokens))
     return files

@@ -35,8 +35,7 @@ from packhouse.records.messages import FlatMessages
 from packhouse.records.pairs import REJECTED, both_sides
 from packhouse.records.tables import read_table, write_table
 from packhouse.render.chat_messages import parsed_arguments
-from packhouse.run.cache import Receipt
-from packhouse.run.step import Job, JobContext, Ref, Step, execute
+from packhouse.run.step import Job, JobContext, Ref, Step
 from packhouse.run.steps.validate import VALIDATE
 from packhouse.system.arrays import Int64s
 from packhouse.system.fingerprint import canonical_json
@@ -278,7 +277,7 @@ class BenchmarkFacts:
 
 
 def benchmark_job(
-    benchmarks: Mapping[str, object], validated: Ref, label: str = "", size: int = 0
+    benchmarks: Mapping[str, object], validated: Ref, label: str, size: int
 ) -> Job[BenchmarkParameters]:
     """Return the job that searches a shard for benchmarks."""
     parameters = BenchmarkParameters(benchmarks=benchmarks)
@@ -318,13 +317,8 @@ def load_benchmarks(recipe: Recipe, benchmarks: Mapping[str, object]) -> Benchma
     return found
 
 
-def match_shards(
-    work: JobContext[Any],
-    benchmarks: Mapping[str, object],
-    validated: Sequence[Receipt[Any]],
-    shards: Sequence[pa.Table],
-) -> pa.Array:
-    """Return which records of some shards match a benchmark; missing results are computed.
+def match_shards(work: JobContext[Any], shards: Sequence[pa.Table]) -> pa.Array:
+    """Return which records of some shards match a benchmark.
 
     All records of a matching row match: its windows, and examples of its turns.
 
@@ -332,9 +326,7 @@ def match_shards(
         The benchmark row of each record, or null.
     """
     named = [pa.nulls(0, pa.string())]
-    for before, shard in zip(validated, shards, strict=True):
-        job = benchmark_job(benchmarks, (VALIDATE.name, before.key))
-        receipt = execute(job, work.recipe, work.workspace)
+    for receipt, shard in zip(work.inputs(BENCHMARKS), shards, strict=True):
         matches = read_table(receipt.path("matches.arrow"))
         index = pc.index_in(one_chunk(shard["row"]), value_set=one_chunk(matches["row"]))
         named.append(one_chunk(matches["benchmark"]).take(index))

@@ -33,9 +33,6 @@ from packhouse.records.lists import (
 from packhouse.records.tables import PACKED
 from packhouse.system.arrays import Float32s, Int32s, Int64s
 
-BATCH_TOKENS = 2**19
-"""Approximate tokens per batch: 256 packs of 2,048. Limits memory; does not affect the output."""
-
 # Memory views alive at a time. Python's garbage collector starts at 700 new objects; with all views
 # of a batch alive, it made a slice cost 440 ns instead of 100.
 _BLOCK_VIEWS = 256
@@ -59,7 +56,7 @@ def gather(
     lengths: Int32s,
     rows: npt.NDArray[np.integer] | None = None,
     *,
-    batch_tokens: int = BATCH_TOKENS,
+    batch_packs: int = 256,
     tally: GatherTally | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the packs of a plan as batches of schema `tables.PACKED`.
@@ -72,7 +69,7 @@ def gather(
         plan: plan over `lengths`.
         lengths: number of leading tokens to take from each sequence (`concat`: its full length).
         rows: record number of each sequence; by default, sequence `i` is record `i`.
-        batch_tokens: approximate tokens per batch.
+        batch_packs: packs per batch. Limits memory; does not affect the packs.
         tally: counts to update while batches are yielded.
 
     Yields:
@@ -94,9 +91,8 @@ def gather(
     """
     records = _Records(shards)
     tally = GatherTally() if tally is None else tally
-    step = max(1, batch_tokens * plan.num_packs // max(1, plan.num_tokens))
-    for first in range(0, plan.num_packs, step):
-        packs = first, min(first + step, plan.num_packs)
+    for first in range(0, plan.num_packs, batch_packs):
+        packs = first, min(first + batch_packs, plan.num_packs)
         yield _gather_batch(records, plan, lengths, rows, packs, tally)
 
 

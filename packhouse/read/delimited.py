@@ -216,7 +216,10 @@ def _parse_record(piece: bytes, width: int, delimiter: str) -> list[str] | tuple
     if len(rows) != 1:
         return "csv", "the row has a bare carriage return or an open quote"
     if len(rows[0]) != width:
-        return "fields", f"the row has {len(rows[0])} fields, and the header has {width}"
+        why = f"the row has {len(rows[0])} fields, and the header has {width}"
+        if re.search(rf'{delimiter} +"', text):
+            why += "; remove the spaces before quotes, because a quoted value begins with its quote"
+        return "fields", why
     return rows[0]
 
 

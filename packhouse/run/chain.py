@@ -1,14 +1,15 @@
 """Run the chain: validate -> format -> tokenize -> pack -> split -> publish.
 
 ```
-validate -> format -> tokenize -> pack -> gather -> audit of packs, files -> publish
-   (per shard of input)      (whole dataset)  (per shard of output)
-               audit of shards    split, audit of records
+validate -> format -> tokenize -> pack -> files -> publish
+   (per shard of input)      (whole  (per file)
+            audit of shards   dataset)
+                              split, audit of records
 ```
 
 `plan_jobs` plans all jobs up to pack, with their keys, before any work is done. Pack plans the
 packs of the whole dataset from lengths alone. Only then is the number of packs known, so
-`output_jobs` plans gather, the audit of packs, and files, with keys derived from the key of pack.
+`output_jobs` plans the files, with keys derived from the key of pack.
 Jobs of a step do not read one another, so they can run at the same time, on any number of workers.
 
 - Changing `seq_len` changes the keys of pack and later steps, but no earlier key.
@@ -27,11 +28,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from pathlib import Path
 
 from packhouse.errors import DiskError, EmptyDatasetError, QuarantineLimitError
-from packhouse.pack.dedup import needs_fingerprints
 from packhouse.read import SourceShard
 from packhouse.read.tabular import TABULAR
 from packhouse.recipe import Recipe
@@ -54,18 +53,16 @@ from packhouse.run.steps import (
     audit,
     files,
     format,
-    gather,
     pack,
     publish,
     split,
     tokenize,
     validate,
 )
-from packhouse.run.steps.audit import AUDIT, AuditParameters
+from packhouse.run.steps.audit import AuditParameters
 from packhouse.run.steps.files import FilesParameters
-from packhouse.run.steps.format import FORMAT, FormatParameters, check_reasoning, split_text_of
-from packhouse.run.steps.gather import PackRange
-from packhouse.run.steps.pack import SIDES, PackFacts, PackParameters
+from packhouse.run.steps.format import FORMAT, FormatParameters, split_text_of
+from packhouse.run.steps.pack import PackFacts, PackParameters
 from packhouse.run.steps.publish import PUBLISH, Published, PublishParameters
 from packhouse.run.steps.split import SplitParameters
 from packhouse.run.steps.tokenize import TokenizeParameters
@@ -142,14 +139,11 @@ class Plan:
 
     validate: tuple[Job[ValidateParameters], ...]
     format: tuple[Job[FormatParameters], ...]
-    side_jobs: tuple[AnyJob, ...]
-    """Side jobs that run with the format jobs: fingerprints if the recipe deduplicates, and
-    searches for benchmarks if it names any."""
     tokenize: tuple[Job[TokenizeParameters], ...]
     pack: Job[PackParameters]
     split: Job[SplitParameters]
     audit: tuple[Job[AuditParameters], ...]
-    """Audits of shards and records; audits of packs are among the output jobs."""
+    """Audits of shards and records; the files step audits packs."""
     publish: Job[PublishParameters]
     """Its key is final. Its inputs other than the split are added by `output_jobs`."""
 
@@ -157,6 +151,11 @@ class Plan:
     def version_id(self) -> str:
         """First 16 hex digits (64 bits) of the key of publish."""
         return self.publish.key[:16]
+
+    @property
+    def side_jobs(self) -> list[AnyJob]:
+        """Side jobs of the format jobs."""
+        return [other for job in self.format for other in job.side_jobs]
 
     @property
     def shards(self) -> list[SourceShard]:
@@ -167,23 +166,6 @@ class Plan:
         """Iterate over all jobs except side jobs; each comes after the jobs that it reads."""
         yield from (*self.validate, *self.format, *self.tokenize)
         yield from (self.pack, self.split, *self.audit, self.publish)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OutputJobs:
-    """Jobs that can be planned only after pack, by step."""
-
-    gather: tuple[Job[PackRange], ...]
-    audit: tuple[Job[AuditParameters], ...]
-    """Audits of the gathered packs."""
-    files: tuple[Job[FilesParameters], ...]
-    """Data files of train and eval, exports, records, quarantine, in the order of the manifest."""
-    publish: Job[PublishParameters]
-    """The publish job of the plan with all its inputs."""
-
-    def __iter__(self) -> Iterator[AnyJob]:
-        """Iterate over the jobs; each comes after the jobs that it reads."""
-        yield from (*self.gather, *self.audit, *self.files, self.publish)
 
 
 def plan_jobs(recipe: Recipe) -> Plan:
@@ -203,20 +185,12 @@ def plan_jobs(recipe: Recipe) -> Plan:
     validated = tuple(validate.jobs(recipe, tokenizer))
     benchmarks = function_of_addon("benchmarks_of")(recipe) if recipe.audit.benchmarks else {}
     formatted = tuple(format.job(recipe, tokenizer, job, benchmarks) for job in validated)
-    side_jobs: list[AnyJob] = []
-    if needs_fingerprints(recipe.dedup):
-        pairs = zip(validated, formatted, strict=True)
-        side_jobs += [format.fingerprint_job(recipe, a.ref, b.ref, b.label) for a, b in pairs]
-    if benchmarks:
-        search = function_of_addon("benchmark_job")
-        side_jobs += [search(benchmarks, job.ref, job.label, job.size) for job in validated]
     tokenized = tuple(tokenize.job(recipe, tokenizer, job) for job in formatted)
     packed = pack.job(recipe, validated, formatted, tokenized, benchmarks)
     split_job = split.job(recipe, packed)
     return Plan(
         validate=validated,
         format=formatted,
-        side_jobs=tuple(side_jobs),
         tokenize=tokenized,
         pack=packed,
         split=split_job,
@@ -225,8 +199,14 @@ def plan_jobs(recipe: Recipe) -> Plan:
     )
 
 
-def output_jobs(plan: Plan, recipe: Recipe, packed: PackFacts) -> OutputJobs:
-    """Create the jobs after pack.
+def output_jobs(
+    plan: Plan, recipe: Recipe, packed: PackFacts
+) -> tuple[tuple[Job[FilesParameters], ...], Job[PublishParameters]]:
+    """Create the jobs that can be planned only after pack.
+
+    Returns:
+        Jobs of the files (data of train and eval, exports, records, quarantine), in the order of
+        the manifest; the publish job of the plan with all its inputs.
 
     Raises:
         EmptyDatasetError: no record was packed.
@@ -236,26 +216,19 @@ def output_jobs(plan: Plan, recipe: Recipe, packed: PackFacts) -> OutputJobs:
             f"no record fits into seq_len {recipe.pack.seq_len:,}, so there is nothing to publish. "
             "Raise pack.seq_len, or set pack.over_length to truncate_turns."
         )
-    by_side = {side: gather.jobs(plan.pack, side, packed.sides[side]) for side in SIDES}
-    gathered = tuple(chain(*by_side.values()))
-    audited = tuple(
-        AUDIT.job(AuditParameters(of="packs"), [job.ref], label=job.label, size=job.size)
-        for job in gathered
-    )
     shards = {"validate": plan.validate, "format": plan.format, "tokenize": plan.tokenize}
-    written = files.jobs(recipe, shards, plan.pack, packed, by_side)
+    written = files.jobs(recipe, shards, plan.pack, packed)
     reads = (
         *(plan.split, *plan.validate, *plan.format, *plan.tokenize, plan.pack),
-        *(*plan.side_jobs, *gathered, *plan.audit, *audited, *written),
+        *(*plan.side_jobs, *plan.audit, *written),
     )
     # Its key does not change: the keys of these jobs are derived from keys that it covers already.
-    last = replace(plan.publish, inputs=tuple(job.ref for job in reads))
-    return OutputJobs(gather=gathered, audit=audited, files=written, publish=last)
+    return written, replace(plan.publish, inputs=tuple(job.ref for job in reads))
 
 
 # Bytes written per raw byte, measured on Alpaca (docs/performance.md).
 _WRITTEN = {"validate": 1.3, "format": 1.6, "tokenize": 1.3}
-_WRITTEN_AFTER_PACK = 2.0
+_WRITTEN_AFTER_PACK = 1.0
 # Approximate raw bytes per byte of a Parquet or Arrow file.
 _COLUMNAR = 4.0
 
@@ -357,8 +330,6 @@ def prepare(
         # The worker needs some of it for tokenizers now.
         return_freed_memory()
 
-        if not all(FORMAT.peek(job.key, workspace) for job in plan.format):
-            check_reasoning(recipe, validated, workspace.tokenizers)
         with after_first_job(steps.warn_of_repeated_text):
             formatted = steps.do(plan.format)
         steps.check_rows()
@@ -369,18 +340,16 @@ def prepare(
         run_if_idle(forget_encoders)
 
         (packed,) = steps.do([plan.pack])
-        output = output_jobs(plan, recipe, packed.facts)
-        hold(job.key for job in output)
-        steps.do(output.gather)
-
+        written, last = output_jobs(plan, recipe, packed.facts)
+        hold(job.key for job in (*written, last))
         steps.do([plan.split])
         ledger = ledger_of(steps.done)  # raises if a row is not accounted for
 
-        steps.do((*plan.audit, *output.audit))
-        steps.do(output.files)
+        steps.do(plan.audit)
+        steps.do(written)
         return_freed_memory()  # the worker needs some for the report
-        (published,) = steps.do([output.publish])
-        save_last_run(cache, recipe.dataset, (*plan, *plan.side_jobs, *output))
+        (published,) = steps.do([last])
+        save_last_run(cache, recipe.dataset, (*plan, *plan.side_jobs, *written, last))
         gates.add(published.facts.gates, steps.seconds["audit"])
         note = factor_note(split_text_of(formatted), recipe.format)
     try:
@@ -431,9 +400,7 @@ class _Steps:
         # C code may have swallowed the exception of a signal.
         check_interrupted()
         start = time.perf_counter()
-        # Format jobs also run the side jobs of their shard (`_run_side_jobs` in `steps/format.py`).
-        side_jobs = self.plan.side_jobs if jobs is self.plan.format else ()
-        refs = [job.ref for job in (*jobs, *side_jobs)]
+        refs = [each.ref for job in jobs for each in (job, *job.side_jobs)]
         with self.mirror.sharing(refs) if self.mirror else nullcontext():
             receipts = self.run(jobs)
         step, seconds = receipts[0].step, time.perf_counter() - start

@@ -88,13 +88,6 @@ def make_window_rule(
     return WindowRule(recipe.pack.seq_len, measure)
 
 
-def render_row(validated: Path, row: int, recipe: Recipe, cache: Path | None) -> None:
-    """Render one row of a shard, to fail early if the template cannot render such rows at all."""
-    snapshot = load_snapshot(recipe.tokenizer, cache, recipe.tokenize.pipeline)
-    renderer = make_renderer(recipe.format, snapshot, folder=tokenizer_folder(recipe.tokenizer))
-    renderer.render(read_table(validated).slice(row, 1))
-
-
 def render_shard(
     validated: Path, recipe: Recipe, label_names: list[str] | None, cache: Path | None, folder: Path
 ) -> dict[str, Any]:

@@ -166,6 +166,8 @@ class Job(Generic[P_co]):
     label: str
     size: int = 0
     """Approximate input size in bytes, used to group jobs into tasks."""
+    side_jobs: "tuple[AnyJob, ...]" = ()
+    """Jobs that run right after it, in the same task."""
 
     @property
     def ref(self) -> Ref:
@@ -213,7 +215,7 @@ class JobContext(Generic[P_co]):
 
 
 def execute(job: AnyJob, recipe: Recipe, workspace: Workspace) -> AnyReceipt:
-    """Run a job unless the cache has it; its output is on disk when this returns.
+    """Run a job and its side jobs unless the cache has them; their output is then on disk.
 
     The local runners and the Prefect tasks both call this, so they write the same bytes.
 
@@ -233,6 +235,8 @@ def execute(job: AnyJob, recipe: Recipe, workspace: Workspace) -> AnyReceipt:
         return step.write_facts(facts)
 
     receipt = workspace.steps.run(step.name, job.key, compute, step.read_facts)
+    for other in job.side_jobs:
+        execute(other, recipe, workspace)
     return receipt if step.after_each_run is None else step.after_each_run(work, receipt)
 
 

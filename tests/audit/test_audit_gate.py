@@ -19,7 +19,7 @@ from packhouse.errors import AuditError, EmptyDatasetError, QuarantineLimitError
 from packhouse.recipe import AuditConfig
 from packhouse.records.ledger import LedgerLine, check_quarantine
 from packhouse.records.tables import PACKED
-from packhouse.run.steps.gather import LINEAGE
+from packhouse.run.packed import LINEAGE
 from packhouse.store import Drift, Gate, open_version
 from packhouse.store.manifest import read_audit
 from tests.audit.conftest import SUMS, Sums

@@ -74,7 +74,7 @@ def test_steps_of_a_killed_run_stay_a_week_and_its_retry_reuses_them(project, st
     killed.wait()
     assert killed.returncode == -9
     done = steps_in(project.cache)
-    assert {"validate", "format", "tokenize", "pack", "gather"} <= {step for step, _ in done}
+    assert {"validate", "format", "tokenize", "pack", "split"} <= {step for step, _ in done}
 
     assert gc(project, "--delete", "--max-gb", "0")["freed"] == 0
     assert steps_in(project.cache) == done

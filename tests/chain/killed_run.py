@@ -14,11 +14,10 @@ from packhouse.recipe import load_recipe
 from packhouse.run.cache import Workspace
 from packhouse.run.chain import prepare
 from packhouse.run.step import LocalRunner
-from packhouse.run.steps import STEPS, files, gather, validate
+from packhouse.run.steps import STEPS, files, validate
 
 SMALL = {
     (validate, "MAX_SHARD_BYTES"): 1500,
-    (gather, "_SHARD_TOKENS"): 800,
     (files, "_RECORDS_PER_FILE"): 25,
     (files, "_BYTES_PER_TOKEN"): {"labels": 2**18, "compact": 2**18},  # 1,024 tokens per file
 }

@@ -15,9 +15,7 @@ from packhouse.store import open_version
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "deployments" / "demo" / "recipe.yaml"
-STEPS = [
-    *("validate", "format", "tokenize", "pack", "gather", "split", "audit", "files", "publish")
-]
+STEPS = [*("validate", "format", "tokenize", "pack", "split", "audit", "files", "publish")]
 
 
 def test_rows_become_a_version_with_every_record_in_exactly_one_pack(project):
@@ -238,7 +236,7 @@ def test_the_command_fails_in_one_sentence_with_a_code(tmp_path, arguments, code
     assert "Traceback" not in result.stderr
     *done, said = result.stderr.splitlines()
     assert re.search(message, said)
-    assert all(re.match(r"importing|planning|1/9 validate ", line) for line in done)
+    assert all(re.match(r"importing|planning|1/8 validate ", line) for line in done)
 
 
 def test_a_template_that_prints_the_date_is_rendered_again_on_another_day(project, monkeypatch):

@@ -106,14 +106,13 @@ def test_two_runs_at_once_on_one_cache_are_both_right(project, recipe, small):
     assert len(list((project.root / "store" / "sums" / "v").iterdir())) == 1
 
 
-def test_many_output_shards_hold_the_rows_of_one(project, monkeypatch):
+def test_many_files_hold_the_rows_of_one(project, monkeypatch):
     one = project.prepare()
     for (module, name), value in SMALL.items():
         monkeypatch.setattr(module, name, value)
     project.cache = project.root / "another"
     many = project.prepare(f"publish.store={project.root / 'other'}")
 
-    assert sum(receipt.step == "gather" for receipt in many.receipts) > 3
     files = [receipt for receipt in many.receipts if receipt.step == "files"]
     assert len(files) > 6
     for split in ("train", "eval"):

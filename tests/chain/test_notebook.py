@@ -81,10 +81,10 @@ def test_progress_in_a_notebook_is_one_output_that_changes(monkeypatch):
         start_phase("planning <it>")
         with step_progress("tokenize", 4):
             job_done(2)
-            say("3/9 tokenize", 1.5)
+            say("3/8 tokenize", 1.5)
     assert any("planning &lt;it&gt; ..." in page for page in shown)
     assert "<progress" not in shown[-1]
-    assert "3/9 tokenize" in shown[-1]
+    assert "3/8 tokenize" in shown[-1]
 
     bars = notebook_progress()
     task = bars.add_task("pack", total=None)

@@ -49,7 +49,7 @@ def test_gc_is_a_dry_run_first_and_deletes_only_unused_steps(project, call):
     shown = json.loads(call("gc", "--json"))
     assert shown["dry_run"]
     assert {step["step"] for step in shown["steps"]} == {
-        *("pack", "gather", "split", "audit", "files", "publish")
+        *("pack", "split", "audit", "files", "publish")
     }
     assert json.loads(call("gc", "--json"))["bytes"] == shown["bytes"]
 

@@ -273,6 +273,15 @@ ASKED: dict[str, tuple[Callable[[int, Talk], dict[str, Any]], int, list[Talk]]] 
         "quote": f"Please tell me: {t[0]}", "gold_answer": t[1]}, 1, TALKS),
     "a question between [INST] and [/INST]": (lambda n,
         t: {"text": f"<s>[INST] {t[0]} [/INST] {t[1]} </s>"}, 1, TALKS),
+    "prompts that open a tag of the answer": (lambda n, t: {"prompt": f"{t[0]}\n<think>\n",
+        "response": f"{t[1]}</think>"}, 1, [Talk(t[0], f"{t[1]}</think>") for t in TALKS]),
+    "a conversation written by a template": (lambda n, t: {"text":
+        f"<|im_start|>user\n{t[0]}<|im_end|>\n<|im_start|>assistant\n{t[1]}<|im_end|>"}, 1, TALKS),
+    "a prompt written by a template": (lambda n, t: {"prompt":
+        f"<|system|>\nAdd.\n<|user|>\n{t[0]}\n<|assistant|>\n", "chosen": t[1]}, 1, TALKS),
+    "choices, and letters of which one is for none": (lambda n, t: {"question": t[0],
+        "choices": [t[1], bad(t)], "answer": "ABC"[n % 3]}, 1, [Talk(t[0], "ABC"[n % 3]) for n,
+        t in enumerate(TALKS)]),
     "prompts that name their speakers": (lambda n, t: {"prompt": f"User: {t[0]}\nAda:",
         "completion": t[1]}, 1, TALKS),
     "rows for training and for tests": (lambda n, t: {"question": t[0], "answer": t[1],
@@ -313,15 +322,25 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
             b"#", b"\n"), "its texts contain raw line breaks"),
     "turns with marks": ("a.jsonl",
         each(lambda t: {"chat": f"USER: {t.question}\n\n\nASSISTANT: {t.answer}\n\n\n"}),
-        "with marks of speakers"),
+        "contains marks of speakers"),
     "videos next to messages": ("a.jsonl", each(lambda t: {"messages": chats_of(t),
         "videos": ["videos/1.mp4"]}), "Add --set media=drop_parts"),
+    "preferred answers to what a template wrote": ("a.jsonl",
+        each(lambda t: {"prompt": f"[INST] {t[0]} [/INST]", "chosen": t[1], "rejected": "?"}),
+        "contains marks of a chat template"),
+    "four columns without names": ("a.csv",
+        "".join(f"one;2;{t.question};{t.answer}\n" for t in TALKS).encode(),
+        "names its 4 columns, such as column1;column2;question;answer"),
+    "quotes after spaces": ("a.csv", b'q,a\n' + b'Why?, "So, that is why."\n' * 9,
+        "remove the spaces before quotes"),
     "what a template wrote": ("a.jsonl",
         each(lambda t: {"text": f"[INST] {t[0]} [/INST] {t[1]} [INST] Thanks. [/INST] Ah."}),
-        "with what a chat template wrote"),
+        "contains marks of a chat template"),
     "rows that are the values of an object": ("a.json",
         json.dumps({str(n): {"question": str(n)} for n in range(1001)}).encode(),
         "its rows are the values of one object"),
+    "rows in a list of no answers": ("a.json", dumped({"tree": {"items": [{"name": t[0],
+        "path": t[1], "kind": "file"} for t in TALKS]}}), "12 of 12 rows in 'tree.items' have"),
     "rows of one message": ("a.jsonl", each(lambda t: {"turn": 0, "role": "user",
         "content": t.question}), "each row is a single message"),
     "conversations without a last answer": ("a.jsonl",
@@ -569,6 +588,7 @@ def test_a_field_that_repeats_the_text_is_ignored(project):
             "winner": "ab"[n % 2],
         },
         lambda n, t: {"request": t[0], "better_output": t[1], "worse_output": bad(t)},
+        lambda n, t: {"prompt": "Add!", "context": t[0], "chosen": t[1], "rejected": "?"},
     ],
 )
 def test_of_a_preference_the_better_answers_are_trained(row, project):
@@ -578,6 +598,22 @@ def test_of_a_preference_the_better_answers_are_trained(row, project):
 
     assert code == 0, said
     check(project.prepare(), TALKS)
+
+
+def test_a_question_about_a_file_describes_all_of_its_rows(project):
+    rows = []
+    for n, talk in enumerate(TALKS):
+        answer = f"I am sure that {talk.answer}"
+        text = f"<|user|>\n{talk.question}\n<|assistant|>\n{answer}"
+        rows.append({"text": text, "answer": answer, "tags": ["sum"] * (n % 2)})
+    Path("a.jsonl").write_bytes(lines(rows) + b'{"text": ]\n')
+
+    code, said = project.init("a.jsonl")
+
+    assert code == 7, said
+    assert "note: 1 row cannot be read (row 12: not JSON" in said
+    assert "different sets of fields" not in said
+    assert "answer: text, in 12 rows; ignored (its text also appears in other fields)" in said
 
 
 @pytest.mark.parametrize("written", [json.dumps, lambda calls: calls])

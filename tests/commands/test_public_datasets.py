@@ -56,7 +56,7 @@ def test_texts_that_hold_a_whole_conversation_are_refused(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_bytes(rows_of("glaiveai/glaive-function-calling-v2", 0))
 
-    with pytest.raises(SourceError, match="'chat' is a whole conversation with marks"):
+    with pytest.raises(SourceError, match="'chat' contains marks of speakers"):
         look(path, tmp_path)
 
 

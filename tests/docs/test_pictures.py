@@ -46,8 +46,8 @@ def test_the_arrows_between_steps_are_those_of_a_run(tmp_path):
         r'<path id="([a-z]+-[a-z]+)"', (PICTURES / "way-of-the-data.svg").read_text()
     )
     assert len(drawn) == len(set(drawn))
-    # Gather finds the tokens through the plan: `places.arrow` names the jobs of tokenize.
-    assert set(drawn) == arrows | {"tokenize-gather"}
+    # Files finds the tokens through the plan: `places.arrow` names the jobs of tokenize.
+    assert set(drawn) == arrows | {"tokenize-files"}
 
 
 def test_the_layers_stand_as_the_linter_holds_them():

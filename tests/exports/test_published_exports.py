@@ -124,7 +124,7 @@ def test_more_shards_than_packs_stop_a_run_before_its_files_are_made(tmp_path):
     )
     with pytest.raises(ConfigError, match=r"'eval' has 8 rows, too few for 999 shards"):
         run(recipe, tmp_path)
-    assert not list((tmp_path / "cache").rglob("packs.arrow"))
+    assert not list((tmp_path / "cache").rglob("train-*.parquet"))
 
 
 @pytest.mark.parametrize(

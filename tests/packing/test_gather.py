@@ -92,11 +92,9 @@ def test_equal_to_a_naive_gather_for_any_shards_and_batches(tokenized, strategy,
     lengths = full.astype(np.int32) if strategy == "concat" else cuts
     plan = plan_packs(lengths, 12, strategy, seed=1)
     shards = cut(table, data.draw(st.lists(st.integers(0, num), max_size=3)))
-    batch_tokens = data.draw(st.sampled_from([1, 20, 2**19]))
+    batch_packs = data.draw(st.sampled_from([1, 3, 256]))
 
-    result = packed(
-        shards, plan, lengths, np.array(kept, dtype=np.int64), batch_tokens=batch_tokens
-    )
+    result = packed(shards, plan, lengths, np.array(kept, dtype=np.int64), batch_packs=batch_packs)
 
     result.validate(full=True)
     assert as_naive(result) == naive(table.to_pylist(), plan, lengths, kept)

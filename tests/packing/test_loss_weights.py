@@ -47,7 +47,7 @@ def test_every_token_keeps_the_weight_of_its_range(tokenized, strategy, records,
     lengths = np.array([len(ids) for ids, *_ in records], np.int32)
     plan = plan_packs(lengths, 8, strategy)
 
-    packs = pa.Table.from_batches(gather(shards, plan, lengths, batch_tokens=9), PACKED)
+    packs = pa.Table.from_batches(gather(shards, plan, lengths, batch_packs=1), PACKED)
 
     got = np.concatenate([expand_weights(batch) for batch in packs.to_batches()])
     due = []

@@ -72,10 +72,9 @@ def test_the_run_graph_shows_the_way_of_the_data(recipe, tmp_path, read_graph):
         "format": {"validate"},
         "tokenize": {"format"},
         "pack": {"tokenize"},
-        "gather": {"pack"},
         "split": {"pack"},
-        "audit": {"gather"},
-        "files": {"gather"},
+        "audit": {"pack"},
+        "files": {"pack"},
         "publish": {"split", "audit", "files"},
     }
 

@@ -255,10 +255,10 @@ def test_a_worker_touches_only_what_its_operator_allows(key, value, served):
 
 
 def test_a_cancelled_run_leaves_nothing_and_two_of_one_dataset_queue(served, held):
-    (held / "hold-cancelled-gather").touch()
+    (held / "hold-cancelled-files").touch()
     form = recipe(served, "cancelled", pack={"seq_len": 480})
     first = served.start("prepare/held", recipe=form)
-    until((held / "cancelled-gather").exists)
+    until((held / "cancelled-files").exists)
     limits = served.call("/v2/concurrency_limits/filter", {"limit": 50})[1]
     (slot,) = [limit for limit in limits if limit["name"].startswith("packhouse.cancelled.")]
     assert slot["active_slots"] == 1
@@ -271,7 +271,7 @@ def test_a_cancelled_run_leaves_nothing_and_two_of_one_dataset_queue(served, hel
     assert served.wait(first)["type"] == "CANCELLED"
     assert served.processes(first) == []
     assert not (served.store / "cancelled").exists()
-    (held / "hold-cancelled-gather").unlink()
+    (held / "hold-cancelled-files").unlink()
     assert served.wait(second)["type"] == "COMPLETED"
     assert served.call(f"/v2/concurrency_limits/{slot['id']}")[1]["active_slots"] == 0
     versions = [p.name for p in (served.store / "cancelled" / "v").iterdir()]

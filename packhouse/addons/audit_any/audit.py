@@ -16,7 +16,6 @@ from pathlib import Path
 from textwrap import indent
 from typing import Any, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -548,16 +547,13 @@ def _report_prepared(
 def _example(row: AuditedRow, prepared: Prepared, pipeline: Pipeline) -> Example:
     """Return one of the worst rows of the audit, with its first 160 tokens."""
     place = f"{row.source} row {row.row:,}"
-    gathered = (each for each in prepared.receipts if each.step == "gather")
-    for packs in (read_table(receipt.path("packs.arrow")) for receipt in gathered):
-        for batch in packs.to_batches():
-            number = pc.index(batch["record_ids"].flatten(), row.record_id).as_py()
-            if number < 0:
-                continue
-            ends = np.cumsum(batch["seq_lengths"].flatten().to_numpy(zero_copy_only=False))
-            start = int(ends[number - 1]) if number else 0
-            part = slice(start, min(int(ends[number]), start + 160))
-            ids = batch["input_ids"].flatten().to_numpy()[part]
-            runs = runs_of(ids.tolist(), expand_labels(batch)[part] >= 0, pipeline)
-            return Example(place=place, runs=runs)
+    tokenized = (each for each in prepared.receipts if each.step == "tokenize")
+    for table in (read_table(receipt.path("tokenized.arrow")) for receipt in tokenized):
+        number = pc.index(table["record_id"], row.record_id).as_py()
+        if number < 0:
+            continue
+        batch = table.slice(number, 1).combine_chunks().to_batches()[0]
+        ids = batch["input_ids"].flatten().to_numpy()[:160]
+        runs = runs_of(ids.tolist(), expand_labels(batch)[:160] >= 0, pipeline)
+        return Example(place=place, runs=runs)
     return Example(place=place)

@@ -43,7 +43,7 @@ from packhouse.run.cache_room import pin_steps
 from packhouse.run.chain import plan_jobs
 from packhouse.run.inputs import data_uri, source_settings, tokenizer_name, write_content
 from packhouse.run.step import AnyJob, execute
-from packhouse.run.steps import gather
+from packhouse.run.steps import files
 from packhouse.run.steps.validate import check_all_text_is_read
 from packhouse.system.disks import disk_errors
 from packhouse.system.fingerprint import digest
@@ -141,6 +141,7 @@ def make_supervised_dataset(
                 "seed": seed or 0,
                 "over_length": over_length,
             },
+            "publish": {"file_format": "arrow", "layout": "compact"},
         }
     )
     plan = plan_jobs(recipe)
@@ -166,10 +167,10 @@ def make_supervised_dataset(
                 f"no record fits into pack_len {pack_len:,} ({num_dropped:,} dropped). Raise "
                 "pack_len."
             )
-        parts = gather.jobs(plan.pack, "train", planned)
+        parts = tuple(files.data_jobs(recipe, "train", planned, plan.pack))
         hold(job.key for job in parts)
-        gathered = _run_jobs([parts], recipe, workspace)
-        paths = tuple(receipt.path("packs.arrow") for receipt in gathered)
+        written = _run_jobs([parts], recipe, workspace)
+        paths = tuple(each.path(each.facts.files[0].name) for each in written)
         packs = PaddedPacks(paths, pad_token_id=pad_token_id)
         packs.seq_len, packs.ledger, packs.num_dropped = pack_len, ledger, num_dropped
         return packs

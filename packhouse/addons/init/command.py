@@ -257,7 +257,9 @@ def _check_header(found: Survey) -> None:
     examples = [
         row for layout in found.layouts.values() for row in layout.rows if isinstance(row, dict)
     ]
-    names = {1: "text", 2: "question,answer"}.get(len(found.fields), "id,question,answer")
+    names = ["text"] if len(found.fields) == 1 else ["question", "answer"]
+    names = [f"column{n}" for n in range(1, len(found.fields) - 1)] + names
+    delimiter = {"csv_semicolon": ";", "tsv": "\t"}.get(found.file_format, ",")
     for name, held in found.fields.items():
         is_sentence = len(name.split()) > 4 or name.rstrip().endswith("?")
         is_value = held.has_few_values and len(held.values) < found.num_rows / 2
@@ -268,7 +270,8 @@ def _check_header(found: Survey) -> None:
         if is_sentence or is_number or (is_value and name in held.values):
             raise SourceError(
                 f"source file '{found.file.uri}': its first line ({name[:60]!r}) does not "
-                f"name the columns. Insert a header line above it, such as {names}.",
+                "name the columns. Insert a header line above it that names its "
+                f"{counted(len(names), 'column')}, such as {delimiter.join(names)}",
                 uri=found.file.uri,
             )
 
@@ -378,6 +381,9 @@ def _show_candidates(
         usable = [(each, recipe, rows) for each, recipe, rows, why_not in tried if not why_not]
         if not as_json:
             _show_file(proposal)
+            if num_bad := proposal.survey.num_bad:
+                which = f"{counted(num_bad, 'row')} cannot be read ({proposal.survey.first_bad})"
+                print_note(f"note: {which}")
             print_text(
                 f"These rows can be read in {len(usable):,} ways, so nothing was written. Run "
                 "the command of the right one."
@@ -478,9 +484,8 @@ def file_facts(proposal: Proposal) -> str:
     rows = counted(found.num_rows, "row")
     read = f"{rows} read, {found.part}" if found.part else rows
     of_first = " in the first file" if proposal.num_files > 1 else ""
-    shapes = (
-        f" with {len(found.layouts):,} different sets of fields" if len(found.layouts) > 1 else ""
-    )
+    num_sets = len({keys[0] if isinstance(keys, tuple) else keys for keys in found.layouts})
+    shapes = f" with {num_sets:,} different sets of fields" if num_sets > 1 else ""
     return f"{found.file_format}, {what}{shown}, {read}{of_first}{shapes}"
 
 
@@ -502,9 +507,9 @@ def field_lines(proposal: Proposal) -> list[str]:
             use = "ignored, as --set says"
         elif name in why:
             use = f"ignored ({why[name]})"
-        elif reading is None:
+        elif any(name in each.trial.unread for each in proposal.candidates):
             use = "not read in any of the ways below"
-        elif not reading.reads:
+        elif reading is not None and not reading.reads:
             use = "read from rows that have it"
         else:
             use = f"ignored ({_REPEATS})"

@@ -18,6 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from packhouse.addons.init.readings import (
+    SPEAKER_MARKS,
+    TEMPLATED,
     UNMARKED,
     Reading,
     explanation,
@@ -285,11 +287,12 @@ def _candidates(
     ignored, can_be_ignored = given.get("ignored_fields", ()), explained(survey)
     readings = readings_of(layout, survey.fields)
     for reading in readings:
-        is_talk = reading.settings["format"] in ("transcript", "preference")
-        is_talk = is_talk or UNMARKED in reading.reads.values()
-        if reading.reads.keys() & set(ignored) or (
-            not is_talk and marks_in(layout.rows, list(reading.reads))
-        ):
+        row_format = reading.settings["format"]
+        is_parsed = row_format == "transcript" or {UNMARKED, TEMPLATED} & {*reading.reads.values()}
+        marks = None if is_parsed else marks_in(layout.rows, list(reading.reads))
+        if row_format == "preference" and marks == SPEAKER_MARKS:  # it reads transcripts
+            marks = None
+        if marks or reading.reads.keys() & set(ignored):
             continue
         others = [name for name in can_be_ignored if name not in reading.reads]
         settings = {**located, **reading.settings, "ignored_fields": [*ignored, *others]}
@@ -421,17 +424,18 @@ def _unknown(survey: Survey, layout: Layout, failed: Candidate | None) -> str:
             )
         if what := marks_in(layout.rows, [name]):
             return (
-                f"the text in '{name}' is a whole conversation with {what}, which packhouse "
-                "cannot parse. Write rows with messages ([{role, content}])."
+                f"the text in '{name}' contains {what}, which packhouse cannot parse. "
+                "Write rows with messages ([{role, content}])."
             )
     if len(names) == 1 and isinstance(row[next(iter(names))], str):
         return (
             f"its rows hold {_kinds_of(row)} but no answers. Add a field with the answer to "
             "each row."
         )
+    place = f" in {rows_at!r}" if (rows_at := survey.settings.get("rows_at")) else ""
     return (
-        f"{layout.num_rows:,} of {counted(survey.num_rows, 'row')} have {_kinds_of(row)}, but it "
-        "is not clear which fields hold the question and the answer. If "
+        f"{layout.num_rows:,} of {counted(survey.num_rows, 'row')}{place} have {_kinds_of(row)}, "
+        "but it is not clear which fields hold the question and the answer. If "
         f"{NAME_THE_FIELDS} Otherwise, write rows with messages ([{{role, content}}])."
     )
 

@@ -118,7 +118,9 @@ def _reading(
     return Reading(settings={"format": row_format, **kept}, reads=reads, is_sure=is_sure)
 
 
+TEMPLATED = "messages, without the marks of a chat template"
 _TRAINED = {
+    TEMPLATED,
     *("answer", "completion", "output", "response", "chosen", "text", "messages", "conversations"),
     *("transcript", "label", "answers", "paragraphs", "input_ids"),
 }
@@ -152,8 +154,9 @@ def readings_of(layout: Layout, fields: Mapping[str, Field]) -> list[Reading]:
         *_pairs(rows, fields),
         *_as_json(rows),
         *_instruct_texts(rows),
+        *_templated_texts(rows),
     ]
-    found = found or list(_plain(rows, fields))
+    found = [_with_context(each, rows) for each in found] or list(_plain(rows, fields))
     different: list[Reading] = []
     for each in found:
         # Drop a reading that uses fewer fields than another one and trains nothing else.
@@ -487,7 +490,9 @@ def _with_splits(
 def _with_speakers(
     reading: Reading, rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]
 ) -> list[Reading]:
-    r"""Return a reading, or several if its prompts name the speakers, as chat templates also do.
+    r"""Return a reading, or several if its prompts already begin the turn of the answer.
+
+    They name the speakers, as chat templates also do, or open a tag that the answer closes.
 
     Example:
         >>> rows = [{"prompt": "User: Hi\nBot:", "completion": " Hello"}]
@@ -497,8 +502,15 @@ def _with_speakers(
     """
     by_role = {ours: name for name, ours in reading.reads.items()}
     prompt = reading.prompt
-    texts = [text for row in rows if isinstance(text := row.get(prompt), str)] if prompt else []
-    if sum(_SPOKEN.match(text) is not None for text in texts) <= _MAX_EMPTY * len(texts):
+    talks = [row for row in rows if isinstance(row.get(prompt or ""), str)]
+    texts = [str(row[prompt or ""]) for row in talks]
+    answers = [str([row.get(name) for name in reading.trained]) for row in talks]
+    num_begun = sum(
+        _SPOKEN.match(text) is not None
+        or ((tag := _OPEN.search(text)) is not None and f"</{tag[1]}>" in answer)
+        for text, answer in zip(texts, answers, strict=True)
+    )
+    if num_begun <= _MAX_EMPTY * len(texts):
         return [reading]
     unsure = replace(reading, is_sure=False)
     made = [replace(unsure, template="completion"), unsure]
@@ -509,6 +521,25 @@ def _with_speakers(
         reads = {prompt: "prompt, without names", answer: "completion"}
         made.insert(0, _reading("prompt_completion", reads, select=select))
     return made
+
+
+def _with_context(reading: Reading, rows: Sequence[dict[str, Any]]) -> Reading:
+    """Return a preference reading with the context in its prompt, if the prompt lacks it."""
+    names = {ours: theirs for theirs, ours in reading.reads.items()}
+    texts = _texts_of(rows[0], rows)
+    contexts = [name for name in texts if name.lower() in _CONTEXT and name not in reading.reads]
+    if (
+        reading.settings["format"] != "preference"
+        or names.keys() - {"rejected", "system"} != {"prompt", "chosen"}
+        or not {names["prompt"], names["chosen"]} <= {*texts}
+        or len(contexts) != 1
+        or all(str(row[contexts[0]] or "") in str(row[names["prompt"]]) for row in rows)
+    ):
+        return reading
+    both = f"concat_ws(chr(10), {_sql(names['prompt'])}, nullif({_sql(contexts[0])}, ''))"
+    select = {ours: _sql(theirs) for ours, theirs in names.items()} | {"prompt": both}
+    reads = {**reading.reads, contexts[0]: "context"}
+    return _reading("preference", reads, is_sure=reading.is_sure, select=select)
 
 
 _CONTEXT_OF = {"alpaca": "input", "dolly": "context", "question_answer": "context"}
@@ -867,7 +898,10 @@ def _choices(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Ite
         values = fields[name].values if name in fields else Counter(row[name] for row in rows)
         number = _number_of(name, values, most)
         said = f"{choices}[{number}]" if number else _sql(name)
-        if not number and not all(
+        # A letter such as E of four choices says that none is right.
+        are_letters = all(isinstance(value, str) and value.isupper() for value in values)
+        is_letter = not number and are_letters and all(len(str(value)) == 1 for value in values)
+        if not (number or is_letter) and not all(
             row[name] in (row[lists[0]] if lists else [row[each] for each in read]) for row in rows
         ):
             continue
@@ -879,7 +913,7 @@ def _choices(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Ite
         ):
             asked = f"{_sql(asks)} || chr(10) || array_to_string({choices}, chr(10))"
         of = {"letter": f"chr(64 + CAST({number} AS INTEGER))", "text": said}
-        for what, answer in of.items() if number else [("text", said)]:
+        for what, answer in of.items() if number else [("letter" if is_letter else "text", said)]:
             reads = {asks: "question", **dict.fromkeys(read, "choices")}
             reads[name] = f"answer: the {what} of the choice"
             select = {"question": asked, "answer": answer}
@@ -914,6 +948,9 @@ _SPOKEN = re.compile(
 r"""A prompt that names its speakers and ends with the name of the one who answers, such as
 `User: Hi\nBot:`."""
 
+_OPEN = re.compile(r"<(\w+)>\s*\Z")
+"""A prompt that ends with a tag such as `<think>`."""
+
 _INSTRUCT = r"(?s)^\s*(?:<s>)?\s*\[INST\]\s*(.*?)\s*\[/INST\]\s*(.*?)\s*(?:</s>)?\s*$"
 UNMARKED = "question and answer, without [INST]"
 
@@ -929,6 +966,45 @@ def _instruct_texts(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
             parts = (f"regexp_extract({_sql(name)}, '{_INSTRUCT}', {number})" for number in (1, 2))
             select = dict(zip(("question", "answer"), parts, strict=True))
             yield _reading("question_answer", {name: UNMARKED}, select=select)
+
+
+_HEADER = r"<\|(?:im_start\|>)?(system|user|assistant|tool)(?:\|>)?\n"
+_FOOTER = r"(?:<\|im_end\|>|</s>)?\s*$"
+
+
+def _templated_texts(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
+    r"""Yield readings of conversations written by a chat template, in one field or in two.
+
+    Example:
+        >>> row = {"prompt": "<|user|>\nHi\n<|assistant|>\n", "output": "Hello"}
+        >>> [each.reads["output"] for each in _templated_texts([row])]
+        ['messages, without the marks of a chat template']
+    """
+    texts = _texts_of(rows[0], rows)
+    asks, says = _best(texts, _QUESTION), _best(texts, _ANSWER)
+    pairs = [(asks, says)] if asks and says and asks != says else []
+    for names in (*((name,) for name in texts), *pairs):
+        if all(_is_templated("".join(str(row[name]) for name in names)) for row in rows):
+            text = " || ".join(map(_sql, names))
+            content = f"string_split_regex({text}, '{_HEADER}')[i + 1]"
+            said = f"{{'role': role, 'content': regexp_replace({content}, '{_FOOTER}', '')}}"
+            roles = f"regexp_extract_all({text}, '{_HEADER}', 1)"
+            messages = f"list_transform({roles}, lambda role, i: {said})"
+            # Text before the first message must not get lost.
+            begins = f"regexp_matches({text}, '^\\s*{_HEADER}')"
+            select = {"messages": f"CASE WHEN {begins} THEN {messages} END"}
+            yield _reading("chat", dict.fromkeys(names, TEMPLATED), select=select)
+
+
+def _is_templated(text: str) -> bool:
+    """Return True if a text consists of messages with marks, of which the last is an answer."""
+    before, *parts = re.split(_HEADER, text)
+    contents = [re.sub(_FOOTER, "", content) for content in parts[1::2]]
+    return (
+        not before.strip()
+        and parts[-2:-1] == ["assistant"]
+        and all(content and "<|im_" not in content for content in contents)
+    )
 
 
 _EDGE = r"<bos>|<eos>|</?s>|<\|(?:begin_of_text|end_of_text|endoftext)\|>"
@@ -951,12 +1027,13 @@ def _with_ends(
     return [_reading("text", reads, select=select), replace(reading, is_sure=False)]
 
 
+SPEAKER_MARKS = "marks of speakers"
 _MARKS = {
-    "marks of speakers": re.compile(
+    SPEAKER_MARKS: re.compile(
         r"###\s?(?:Human|Assistant|User):|(?:^|\s)\[\|(?:Human|AI)\|\]"
         r"|(?:^|\n)(?:Human|Assistant|USER|ASSISTANT|User): "
     ),
-    "what a chat template wrote": re.compile(
+    "marks of a chat template": re.compile(
         r"<\|im_start\|>|<\|start_header_id\|>|<start_of_turn>|\[INST\]|<\|(?:user|assistant)\|>"
     ),
 }
@@ -975,7 +1052,7 @@ def marks_in(rows: Sequence[Any], names: Iterable[str]) -> str | None:
         if isinstance(row, dict)
     ]
     for what, mark in _MARKS.items():
-        least = 2 if what == "marks of speakers" else 1
+        least = 2 if what == SPEAKER_MARKS else 1
         if texts and all(len(mark.findall(text)) >= least for text in texts):
             return what
     return None

@@ -148,11 +148,10 @@ def explain_plan(plan: Plan, workspace: Workspace, recipe: Recipe) -> list[Expla
     if packed is None:
         rows = [_explain_job(job, workspace, last) for job in plan]
         why = ["the number of jobs is known once pack is done"]
-        rows += [
-            ExplainedJob(step, "output", None, False, why) for step in ("gather", "audit", "files")
-        ]
+        rows.append(ExplainedJob("files", "output", None, False, why))
     else:
-        jobs = (*tuple(plan)[:-1], *output_jobs(plan, recipe, packed.facts))
+        written, last_job = output_jobs(plan, recipe, packed.facts)
+        jobs = (*tuple(plan)[:-1], *written, last_job)
         rows = [_explain_job(job, workspace, last) for job in jobs]
     order = [step.name for step in STEPS]
     rows.sort(key=lambda row: order.index(row.step))

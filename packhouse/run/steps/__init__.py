@@ -1,7 +1,7 @@
 """List the steps of the chain in order; each is one object in its own file.
 
 `packhouse.run.step` defines what a step is. A job processes one shard of input through tokenize,
-one part of the output in gather and files, and the whole dataset in pack and split.
+the whole dataset in pack and split, and one file of the output in files.
 """
 
 from packhouse.run.step import AnyStep

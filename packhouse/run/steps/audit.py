@@ -1,9 +1,9 @@
-"""audit: measure what the tokens of shards, gathered packs and all records would teach a model.
+"""audit: measure what the tokens of shards and all records would teach a model.
 
 One job checks one aspect: a shard from its rows to its tokens, the prompts of its answers, the
-quality of its texts, a plug-in's check, the packs of one output shard, or repetition among all
-records. After an append only the new shard is audited, and a new version of the audit does not
-tokenize anything again. Publish adds up the results.
+quality of its texts, a plug-in's check, or repetition among all records. After an append only the
+new shard is audited, and a new version of the audit does not tokenize anything again. The files
+step audits packs. Publish adds up the results.
 """
 
 from collections import Counter
@@ -17,32 +17,28 @@ from typing import Any, Literal, get_args
 from packhouse import auditing
 from packhouse.auditing.inference import check_prompts, combine_inference, has_prompts
 from packhouse.auditing.shard import (
-    audit_packs,
     audit_records,
     audit_shard,
     combine,
     combine_checks,
     run_check,
 )
-from packhouse.auditing.tokens import blank_tokens, read_sides
+from packhouse.auditing.tokens import read_sides
 from packhouse.recipe import Recipe
 from packhouse.records.pairs import REJECTED
 from packhouse.records.tables import read_table
 from packhouse.registry import function_of_addon
+from packhouse.run.packed import read_records
 from packhouse.run.rendering import run_template
 from packhouse.run.step import Job, JobContext, Step
+from packhouse.run.steps.files import FILES
 from packhouse.run.steps.format import FORMAT, FormatParameters
-from packhouse.run.steps.gather import GATHER, read_records
 from packhouse.run.steps.pack import PACK, PackParameters
 from packhouse.run.steps.tokenize import TOKENIZE, TokenizeParameters
 from packhouse.run.steps.validate import VALIDATE, ValidateParameters
 from packhouse.system.plugins import find_plugin, plugin_key
-from packhouse.tokenize.encoders import read_pipeline
 
-# Packs that are checked at once: 2 MB of ids at a `seq_len` of 2,048.
-_BATCH_PACKS = 256
-
-Of = Literal["shard", "inference", "quality", "packs", "records", "check"]
+Of = Literal["shard", "inference", "quality", "records", "check"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -152,10 +148,6 @@ def compute(work: JobContext[AuditParameters], folder: Path) -> AuditFacts:
             assert parameters.check is not None
             rows = read_table(work.input(VALIDATE).path("validated.arrow"))
             found = run_check(find_plugin("checks", parameters.check), rows)
-        case "packs":
-            batches = read_table(work.input(GATHER).path("packs.arrow")).to_batches(_BATCH_PACKS)
-            pipeline = read_pipeline(work.load_tokenizer().backend)
-            found = {**audit_packs(batches, pipeline.is_control, blank_tokens(pipeline))}
         case "records":
             packed, policy = work.input(PACK), work.recipe.dedup.near
             found = audit_records(
@@ -233,8 +225,8 @@ def combine_audits(work: JobContext[Any]) -> dict[str, object]:
         [(old.facts.origin.source, audited, new.facts.notes) for old, new, audited in shards]
     )
     packs: Counter[str] = Counter()
-    for counts in found["packs"]:
-        packs.update(counts)
+    for written in work.inputs(FILES):
+        packs.update(written.facts.audit)
     if work.recipe.pack.strategy == "concat" or work.recipe.format.train_on == "all":
         # `concat` cuts on purpose, and `train_on: all` trains the text after end tokens.
         packs["cut_sequences"] = 0

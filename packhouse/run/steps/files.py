@@ -1,8 +1,8 @@
 """files: write the files of a version, one job per file.
 
-Data files end at pack boundaries and are read from the gathered shards that contain their packs;
-records and quarantine files are read from the input shards. With one job per file, the files of a
-version are written in parallel, and a file that is already in the cache is not written again.
+A data file gathers the tokens of its packs from the input shards, checks and audits them, and
+writes them, one row group at a time. With one job per file, the files of a version are written in
+parallel, and a file that is already in the cache is not written again.
 
 The same packs give the same bytes: files and row groups end at row numbers computed from totals,
 never where a batch happened to end.
@@ -12,26 +12,31 @@ have the same bytes that `packhouse export` writes.
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import orjson
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from packhouse import auditing, pack
+from packhouse.auditing.shard import audit_packs
+from packhouse.auditing.tokens import blank_tokens
+from packhouse.pack.gather import GatherTally
 from packhouse.pack.layout import preference_names, published_schema, to_layout
 from packhouse.recipe import PublishConfig, Recipe
 from packhouse.recipe.settings import ExportConfig
 from packhouse.records.tables import read_table, write_batches
 from packhouse.registry import function_of_addon
+from packhouse.run.packed import RECORDS, read_packs, read_placed
 from packhouse.run.step import AnyJob, Job, JobContext, Step
 from packhouse.run.steps.format import FORMAT
-from packhouse.run.steps.gather import GATHER, RECORDS, PackRange, read_placed
 from packhouse.run.steps.pack import (
     PACK,
+    SIDES,
     PackFacts,
     PackParameters,
     PlannedSide,
@@ -43,6 +48,7 @@ from packhouse.store.manifest import FileKind
 from packhouse.store.publish import LocalFile
 from packhouse.system.fingerprint import digest
 from packhouse.system.progress import advance
+from packhouse.tokenize.encoders import read_pipeline
 
 # Publish settings that affect file contents; the others affect only where files go.
 FILE_SETTINGS = ("file_format", "layout", "max_file_mb", "position_ids")
@@ -61,7 +67,7 @@ _BAD_ROWS_PER_GROUP = 2**14  # small, because a bad row has up to 64 KiB of raw 
 class FileCut:
     """Packs of a split that go into one file."""
 
-    split: str
+    split: Side
     number: int
     """Number of the file within its split."""
     first: int
@@ -176,6 +182,10 @@ class FilesFacts:
     files: tuple[WrittenFile, ...]
     content: str | None = None
     """sha256 of the logical rows, for a data file."""
+    tally: GatherTally | None = None
+    """Counts of the packs of a data file."""
+    audit: Mapping[str, int] = field(default_factory=dict)
+    """Findings in these packs; see `audit_packs`."""
 
 
 def jobs(
@@ -183,7 +193,6 @@ def jobs(
     shards: Mapping[str, Sequence[AnyJob]],
     pack: Job[PackParameters],
     packed: PackFacts,
-    gathered: Mapping[Side, Sequence[Job[PackRange]]],
 ) -> tuple[Job[FilesParameters], ...]:
     """Return one job per file, in the order of the manifest.
 
@@ -192,7 +201,6 @@ def jobs(
         shards: jobs of validate, format and tokenize, by step.
         pack: pack job.
         packed: facts of the pack job.
-        gathered: gather jobs by side.
 
     Raises:
         ConfigError: an export has more shards than a set has packs.
@@ -200,8 +208,8 @@ def jobs(
     if recipe.publish.exports:
         function_of_addon("check_published_exports")(recipe.publish.exports, packed)
     files: list[Job[FilesParameters]] = []
-    for side, gather_jobs in gathered.items():
-        files += _data_jobs(recipe, side, packed.sides[side], gather_jobs)
+    for side in SIDES:
+        files += data_jobs(recipe, side, packed.sides[side], pack)
     data = [job.ref for job in files]
     for export in recipe.publish.exports:
         parameters = ExportParameters(
@@ -233,8 +241,8 @@ def _left_out(
     return FILES.job(parameters, inputs=[], label=f"{of} file", also_reads=refs)
 
 
-def _data_jobs(
-    recipe: Recipe, side: Side, planned: PlannedSide, gathered: Sequence[Job[PackRange]]
+def data_jobs(
+    recipe: Recipe, side: Side, planned: PlannedSide, pack: Job[PackParameters]
 ) -> Iterator[Job[FilesParameters]]:
     """Yield the jobs of the data files of a side, numbered consecutively."""
     publish = recipe.publish
@@ -255,7 +263,6 @@ def _data_jobs(
                 last=first + part.last,
                 source=source,
             )
-            packs = [(job.parameters.first, job.parameters.last, job.ref) for job in gathered]
             yield FILES.job(
                 DataParameters(
                     cut=cut,
@@ -264,7 +271,7 @@ def _data_jobs(
                     with_weights=planned.with_weights,
                     of_preferences=recipe.preferences is not None,
                 ),
-                inputs=[ref for low, high, ref in packs if low < cut.last and cut.first < high],
+                inputs=[pack.ref],
                 label=f"{side} file {number}",
                 size=4 * planned.num_tokens * (cut.last - cut.first) // planned.num_packs,
             )
@@ -272,7 +279,7 @@ def _data_jobs(
         first += own["packs"]
 
 
-def cut_files(split: str, num_packs: int, num_tokens: int, config: PublishConfig) -> list[FileCut]:
+def cut_files(split: Side, num_packs: int, num_tokens: int, config: PublishConfig) -> list[FileCut]:
     """Cut a split into files of about `config.max_file_mb` MiB of token data at most.
 
     Example:
@@ -335,14 +342,8 @@ def compute(work: JobContext[FilesParameters], folder: Path) -> FilesFacts:
     quarantine file has the raw bytes of the bad rows; it is not written if there are none.
     """
     match work.parameters:
-        case DataParameters(cut=cut) as parameters:
-            parts = []
-            for receipt in work.inputs(GATHER):
-                packs = receipt.facts.packs
-                low, high = max(cut.first, packs.first), min(cut.last, packs.last)
-                table = read_table(receipt.path("packs.arrow"))
-                parts.append(table.slice(low - packs.first, high - low))
-            return write_data_file(pa.concat_tables(parts), parameters, folder)
+        case DataParameters() as parameters:
+            return _write_packs(work, parameters, folder)
         case ExportParameters() as parameters:
             export = function_of_addon("write_published_export")
             written: FilesFacts = export(work, parameters, folder)
@@ -366,12 +367,33 @@ def compute(work: JobContext[FilesParameters], folder: Path) -> FilesFacts:
             return FilesFacts(files=(WrittenFile(name=path.name, kind=of, rows=table.num_rows),))
 
 
-def write_data_file(rows: pa.Table, parameters: DataParameters, folder: Path) -> FilesFacts:
+def _write_packs(
+    work: JobContext[FilesParameters], parameters: DataParameters, folder: Path
+) -> FilesFacts:
+    """Gather, check and audit the packs of a data file, and write it."""
+    cut, tally, counts = parameters.cut, GatherTally(), Counter[str]()
+    pipeline = read_pipeline(work.load_tokenizer().backend)
+    is_control, is_blank = pipeline.is_control, blank_tokens(pipeline)
+
+    def audited() -> Iterator[pa.RecordBatch]:
+        packed, rows = work.input(PACK), (cut.first, cut.last)
+        of_file = (work.workspace, work.recipe, cut.split, rows, cut.rows_per_group, tally)
+        for batch in read_packs(packed, *of_file):
+            advance(batch.num_rows / (cut.last - cut.first))
+            counts.update(audit_packs([batch], is_control, is_blank))
+            yield batch
+
+    written = write_data_file(audited(), parameters, folder)
+    return replace(written, tally=tally, audit=dict(counts))
+
+
+def write_data_file(
+    packs: Iterable[pa.RecordBatch], parameters: DataParameters, folder: Path
+) -> FilesFacts:
     """Write one file of a split, `<split>-<number>.<ending>`.
 
     Args:
-        rows: packs of the file, schema `tables.PACKED`; mapped from disk and read one row group at
-            a time.
+        packs: one batch per row group, schema `tables.PACKED`.
         parameters: the file, its layout and format.
         folder: output folder.
     """
@@ -379,13 +401,13 @@ def write_data_file(rows: pa.Table, parameters: DataParameters, folder: Path) ->
     described = config.layout, config.position_ids, parameters.with_label, parameters.with_weights
     layout = published_schema(*described)
     schema = published_schema(*described, of_preferences=parameters.of_preferences)
-    content = hashlib.sha256()
+    content, num_tokens = hashlib.sha256(), 0
 
     def groups() -> Iterator[pa.RecordBatch]:
-        for start in range(0, rows.num_rows, cut.rows_per_group):
-            group = rows.slice(start, cut.rows_per_group).combine_chunks()
-            advance(group.num_rows / rows.num_rows)
-            batch = to_layout(group.to_batches()[0], layout)
+        nonlocal num_tokens
+        for group in packs:
+            num_tokens += len(group["input_ids"].flatten())
+            batch = to_layout(group, layout)
             batch = preference_names(batch) if parameters.of_preferences else batch
             content.update(f"{cut.split}:{batch.num_rows}".encode())
             for name, column in zip(batch.schema.names, batch.columns, strict=True):
@@ -410,9 +432,9 @@ def write_data_file(rows: pa.Table, parameters: DataParameters, folder: Path) ->
     written = WrittenFile(
         name=path.name,
         kind="data",
-        rows=rows.num_rows,
+        rows=cut.last - cut.first,
         split=cut.split,
-        tokens=pc.sum(pc.list_value_length(rows["input_ids"])).as_py() or 0,
+        tokens=num_tokens,
         source=cut.source,
     )
     return FilesFacts(files=(written,), content=content.hexdigest())
@@ -456,8 +478,8 @@ def _write_parquet(
 FILES = Step(
     name="files",
     title="Write the files of the version.",
-    version="1",
-    libraries=("orjson", "pyarrow"),
+    version=f"1.{pack.VERSION}.{auditing.VERSION}",
+    libraries=("numpy", "orjson", "pyarrow"),
     facts=FilesFacts,
     compute=compute,
 )

@@ -8,7 +8,7 @@ tokenizers and pack sizes, and appending to a file recomputes only the new shard
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,23 +21,21 @@ from packhouse.pack import dedup
 from packhouse.read import SourceShard
 from packhouse.read.files import source_name
 from packhouse.recipe import DedupConfig, FormatConfig, Recipe, TokenizeConfig
-from packhouse.recipe.settings import TEMPLATES, is_chat, is_renderer
+from packhouse.recipe.settings import TEMPLATES, is_renderer
 from packhouse.records.identity import num_rows, rewrites
-from packhouse.records.messages import FlatMessages, num_bytes
 from packhouse.records.pairs import REJECTED, both_sides
 from packhouse.records.render_counts import SplitText, total
 from packhouse.records.tables import read_table, write_table
 from packhouse.registry import function_of_addon
 from packhouse.render.sandbox import pinned_date
-from packhouse.run.cache import AnyReceipt, Receipt
+from packhouse.run.cache import Receipt
 from packhouse.run.rendering import (
     cuts_windows,
     max_record_tokens,
-    render_row,
     render_shard,
     run_template,
 )
-from packhouse.run.step import Job, JobContext, Ref, Step, execute
+from packhouse.run.step import AnyJob, Job, JobContext, Step
 from packhouse.run.steps.validate import (
     VALIDATE,
     ShardCounts,
@@ -71,8 +69,6 @@ class FormatParameters:
     """Used to count the tokens of windows. Its `pipeline` may decide whether BOS is added."""
     max_tokens: int | None
     """Result of `max_record_tokens`."""
-    benchmarks: Mapping[str, object]
-    """Result of `benchmarks_of`. A side step searches for them, so they are not in the key."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON that goes into the key."""
@@ -102,7 +98,17 @@ def job(
     validated: Job[ValidateParameters],
     benchmarks: Mapping[str, object],
 ) -> Job[FormatParameters]:
-    """Return the job that renders a validated shard; `tokenizer` is a fingerprint."""
+    """Return the job that renders a validated shard.
+
+    Its side jobs, for pack, fingerprint the conversations if the recipe deduplicates, and search
+    them for benchmarks if it names any.
+
+    Args:
+        recipe: recipe of the run.
+        tokenizer: fingerprint of the tokenizer.
+        validated: job that reads the shard.
+        benchmarks: result of `benchmarks_of`.
+    """
     parameters, template = validated.parameters, recipe.format.template
     folder = tokenizer_folder(recipe.tokenizer)
     is_file = template.endswith((".jinja", ".j2"))
@@ -110,7 +116,7 @@ def job(
     if template == "chat":
         names.append(folder / "tokenizer_config.json")
     prints_date = any(name.is_file() and b"strftime_now" in name.read_bytes() for name in names)
-    return FORMAT.job(
+    made = FORMAT.job(
         FormatParameters(
             shard=parameters.shard,
             format=recipe.format,
@@ -121,12 +127,18 @@ def job(
             seq_len=recipe.pack.seq_len if cuts_windows(recipe) else None,
             tokenize=recipe.tokenize,
             max_tokens=max_record_tokens(recipe),
-            benchmarks=benchmarks,
         ),
         inputs=[validated.ref],
         label=validated.label,
         size=validated.size,
     )
+    side_jobs: list[AnyJob] = []
+    if dedup.needs_fingerprints(recipe.dedup):
+        side_jobs.append(_fingerprint_job(recipe, validated, made))
+    if benchmarks:
+        search = function_of_addon("benchmark_job")
+        side_jobs.append(search(benchmarks, validated.ref, validated.label, validated.size))
+    return replace(made, side_jobs=tuple(side_jobs))
 
 
 def _template_identity(template: str) -> str:
@@ -146,32 +158,6 @@ def _template_identity(template: str) -> str:
             f"Built-in templates are {', '.join(TEMPLATES)}."
         )
     return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def check_reasoning(recipe: Recipe, done: Iterable[AnyReceipt], tokenizers: Path) -> None:
-    """Fail before rendering if rows have reasoning that the template never writes.
-
-    Args:
-        recipe: recipe of the run.
-        done: receipts of validate.
-        tokenizers: folder of tokenizer snapshots.
-
-    Raises:
-        TemplateError: the template never writes reasoning; names the first row and the settings.
-    """
-    if not is_chat(recipe.format.template) or recipe.format.reasoning == "strip":
-        return
-    for receipt in done:
-        path = receipt.path("validated.arrow")
-        messages = FlatMessages.of(read_table(path)["messages"])
-        is_written = (num_bytes(messages["reasoning"]) > 0) & (
-            messages.decide_weights(recipe.format) > 0
-        )
-        # Whether a template writes it does not depend on the row, so checking one is enough.
-        if is_written.any():
-            row = int(messages.rows[is_written.argmax()])
-            run_template(partial(render_row, path, row, recipe, tokenizers), recipe)
-            return
 
 
 def compute(work: JobContext[FormatParameters], folder: Path) -> ShardCounts:
@@ -216,24 +202,6 @@ def compute(work: JobContext[FormatParameters], folder: Path) -> ShardCounts:
     )
 
 
-def _run_side_jobs(
-    work: JobContext[FormatParameters], formatted: Receipt[ShardCounts]
-) -> Receipt[ShardCounts]:
-    """Run a shard's side jobs (benchmarks, fingerprints) here, where shards run in parallel."""
-    (validated,) = work.job.inputs
-    if work.parameters.benchmarks:
-        search = function_of_addon("benchmark_job")
-        execute(
-            search(work.parameters.benchmarks, validated, work.job.label),
-            work.recipe,
-            work.workspace,
-        )
-    if dedup.needs_fingerprints(work.recipe.dedup):
-        job = fingerprint_job(work.recipe, validated, work.job.ref, work.job.label)
-        execute(job, work.recipe, work.workspace)
-    return formatted
-
-
 FORMAT = Step(
     name="format",
     title="Render conversations to text with trained spans.",
@@ -247,7 +215,6 @@ FORMAT = Step(
         "examples.arrow": "validated",
         "quarantined.arrow": "quarantined",
     },
-    after_each_run=_run_side_jobs,
 )
 
 
@@ -312,8 +279,8 @@ class FingerprintFacts:
     rows: int
 
 
-def fingerprint_job(
-    recipe: Recipe, validated: Ref, formatted: Ref, label: str = ""
+def _fingerprint_job(
+    recipe: Recipe, validated: AnyJob, formatted: AnyJob
 ) -> Job[FingerprintParameters]:
     """Return the job that fingerprints the rendered conversations of a shard."""
     # Rewritten conversations are in `examples.arrow` of format, so its key must decide; otherwise
@@ -322,9 +289,9 @@ def fingerprint_job(
     decides, other = (formatted, validated) if is_rewritten else (validated, formatted)
     return FINGERPRINTS.job(
         FingerprintParameters(dedup=recipe.dedup),
-        inputs=[decides],
-        also_reads=[other],
-        label=label,
+        inputs=[decides.ref],
+        also_reads=[other.ref],
+        label=validated.label,
     )
 
 

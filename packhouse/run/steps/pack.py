@@ -45,8 +45,8 @@ from packhouse.records.ledger import RowCounts
 from packhouse.records.lists import flat_list, one_chunk
 from packhouse.records.tables import TOKENIZED, read_table, write_batches, write_table
 from packhouse.registry import function_of_addon
-from packhouse.run.step import Job, JobContext, Step, execute
-from packhouse.run.steps.format import FORMAT, FormatParameters, conversations, fingerprint_job
+from packhouse.run.step import Job, JobContext, Step
+from packhouse.run.steps.format import FINGERPRINTS, FORMAT, FormatParameters, conversations
 from packhouse.run.steps.tokenize import TOKENIZE, TokenizeParameters
 from packhouse.run.steps.validate import VALIDATE, ValidateParameters
 from packhouse.system.arrays import Bools, Int32s, Int64s
@@ -185,6 +185,7 @@ def job(
     benchmarks: Mapping[str, object],
 ) -> Job[PackParameters]:
     """Return the job that plans all packs."""
+    side_jobs = [other for job in format_ for other in job.side_jobs]
     return PACK.job(
         PackParameters(
             mix=mix_of(recipe),
@@ -195,7 +196,7 @@ def job(
             on_match=recipe.audit.on_match,
         ),
         inputs=[job.ref for job in tokenize],
-        also_reads=[job.ref for job in (*validate, *format_)],
+        also_reads=[job.ref for job in (*validate, *format_, *side_jobs)],
     )
 
 
@@ -309,8 +310,7 @@ def _select(work: JobContext[PackParameters]) -> Selection:
     bounds = np.cumsum([0, *(shard.num_rows for shard in shards)])
     matches: pa.Array | None = None
     if parameters.benchmarks:
-        match_shards = function_of_addon("match_shards")
-        matches = match_shards(work, parameters.benchmarks, validated, shards)
+        matches = function_of_addon("match_shards")(work, shards)
         if parameters.on_match == "drop":
             admitted = admitted.without(np.asarray(matches.is_valid(), np.bool_), "contaminated")
     names = [receipt.facts.origin.source for receipt in validated]
@@ -331,13 +331,11 @@ def _select(work: JobContext[PackParameters]) -> Selection:
 
     if dedup.needs_fingerprints(parameters.dedup):
         prints = []
-        for old, new, shard in zip(validated, formatted, shards, strict=True):
-            # Cached by format's side job, unless it was deleted.
-            job = fingerprint_job(recipe, old.ref, new.ref)
-            file = execute(job, recipe, work.workspace).path("fingerprints.arrow")
+        printed = work.inputs(FINGERPRINTS)
+        for old, new, made, shard in zip(validated, formatted, printed, shards, strict=True):
             # Fingerprints are those of the conversations; some gave no record.
             ids, before = (one_chunk(t["record_id"]) for t in (shard, conversations(old, new)))
-            table = read_table(file)
+            table = read_table(made.path("fingerprints.arrow"))
             if not len(ids):
                 table = table.slice(0, 0)
             elif not before.equals(ids):

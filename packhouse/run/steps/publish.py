@@ -29,7 +29,6 @@ from packhouse.run.step import AnyStep, Job, JobContext, Step
 from packhouse.run.steps.audit import AUDIT, combine_audits
 from packhouse.run.steps.files import FILE_SETTINGS, FILES, export_key, local_files
 from packhouse.run.steps.format import FORMAT
-from packhouse.run.steps.gather import GATHER
 from packhouse.run.steps.pack import PACK, SIDES, Side, SplitCounts, mix_of
 from packhouse.run.steps.split import SPLIT, SplitParameters
 from packhouse.run.steps.tokenize import TOKENIZE
@@ -48,7 +47,7 @@ from packhouse.tokenize.loading import check_unchanged, fingerprinted_bytes
 
 STEPS_BEFORE: tuple[AnyStep, ...] = (
     *(VALIDATE, FORMAT, TOKENIZE, PACK),
-    *(GATHER, SPLIT, AUDIT, FILES),
+    *(SPLIT, AUDIT, FILES),
 )
 """All steps before publish."""
 
@@ -167,14 +166,15 @@ def compute(work: JobContext[PublishParameters], folder: Path) -> PublishFacts:
     for receipt in tokenized:
         if receipt.facts.encoder not in encoders:
             encoders.append(receipt.facts.encoder)
-    tallies: dict[Side, Counter[str]] = {side: Counter() for side in SIDES}
-    for gathered in work.inputs(GATHER):
-        tallies[gathered.facts.packs.side].update(asdict(gathered.facts.tally))
+    tallies: dict[str, Counter[str]] = {side: Counter() for side in SIDES}
+    for written in data:
+        assert written.tally is not None
+        tallies[written.files[0].split].update(asdict(written.tally))
     facts = PublishFacts(
         content_id=digest([[each.files[0].split, each.content] for each in data]),
         ledger=tuple(ledger_of(receipts)),
         statistics={
-            # Statistics of the plan, with the `num_` fields that the gather jobs counted.
+            # Statistics of the plan, with the `num_` fields that the files jobs counted.
             side: PackStatistics(**{**asdict(packed.facts.sides[side].statistics), **tallies[side]})
             for side in SIDES
         },

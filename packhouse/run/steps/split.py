@@ -18,8 +18,8 @@ from packhouse.recipe import Recipe, SplitConfig
 from packhouse.records.identity import num_different
 from packhouse.records.ledger import RowCounts
 from packhouse.run.cache import Receipt, Workspace
+from packhouse.run.packed import read_records
 from packhouse.run.step import Job, JobContext, Step
-from packhouse.run.steps.gather import read_records
 from packhouse.run.steps.pack import PACK, PackParameters, Side
 from packhouse.store.manifest import SideCounts
 from packhouse.system.fingerprint import canonical_json

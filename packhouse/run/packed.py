@@ -1,47 +1,34 @@
-"""gather: collect the tokens of planned packs from all input shards.
+"""Read the packs and the records of a finished pack step from its input shards.
 
-One job gathers one shard of output. It maps the input shards that hold its records one by one,
-copies only the needed rows if they are few, and joins them. Memory is the job's own tokens (64 MiB
-of ids, up to 512 MiB in very large datasets) and their record ids, whatever the size of the
-dataset.
+The plan says which records are in which pack, and what happened to each record; tokens, ids and
+keys stay in the input shards, which are mapped.
 
-Later steps read the lineage of records here: the outcome of each record and its place in the packs
-come from the plan, ids and keys stay in the input shards, and `read_records` joins both one block
-of rows at a time. So the lineage of any number of records takes the memory of one block, plus 12
-bytes for each record of a published file.
+`read_packs` gathers the tokens of some packs. It maps the shards that hold their records, copies
+only the needed rows if they are few, and joins them one batch at a time.
+
+`read_records` and `read_placed` read lineage one block of rows at a time, so the lineage of any
+number of records takes the memory of one block, plus 12 bytes for each record of a published file.
 """
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packhouse import pack
 from packhouse.pack.gather import GatherTally, gather
 from packhouse.pack.layout import check_packed
 from packhouse.pack.plan import PackPlan
-from packhouse.recipe import PackConfig
+from packhouse.recipe import PackConfig, Recipe
 from packhouse.records.ledger import RowCounts
 from packhouse.records.lists import flat_weights, one_chunk, read_ranges
 from packhouse.records.pairs import as_sequences
-from packhouse.records.tables import PACKED, TOKENIZED, read_table, write_batches
+from packhouse.records.tables import TOKENIZED, read_table
 from packhouse.run.cache import Receipt, Workspace
-from packhouse.run.step import Job, JobContext, Step
-from packhouse.run.steps.pack import OUTCOMES, PACK, PackFacts, PackParameters, PlannedSide, Side
+from packhouse.run.steps.pack import OUTCOMES, PackFacts, Side
 from packhouse.run.steps.tokenize import TOKENIZE
 from packhouse.system.arrays import Int64s
-from packhouse.system.progress import advance
-
-# Approximate tokens of a gathered shard: 64 MiB of ids, which a worker holds in memory.
-_SHARD_TOKENS = 2**24
-# Above this number shards grow instead, because every job opens every input shard with one of its
-# records, at 0.1 ms.
-_MOST_SHARDS = 1024
-_MOST_TOKENS = 2**27
 
 _NOT_PACKED = ["source", "row", "group_key"]
 
@@ -96,84 +83,48 @@ class ShardIndex:
                 yield self.shard(number), max(first - start, 0), min(last, end) - start
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PackRange:
-    """Parameters of one job: the packs [first, last) of one side."""
+def read_packs(
+    packed: Receipt[PackFacts],
+    workspace: Workspace,
+    recipe: Recipe,
+    side: Side,
+    packs: tuple[int, int],
+    batch_packs: int,
+    tally: GatherTally,
+) -> Iterator[pa.RecordBatch]:
+    """Yield the packs [first, last) of one side, schema `tables.PACKED`, in batches.
 
-    side: Side
-    first: int
-    last: int
-
-    def to_json(self) -> dict[str, object]:
-        """Return the JSON that goes into the key: the range of packs."""
-        return {"packs": asdict(self)}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GatherFacts:
-    """The gathered packs and their counts."""
-
-    packs: PackRange
-    tally: GatherTally
-
-
-def jobs(pack: Job[PackParameters], side: Side, planned: PlannedSide) -> tuple[Job[PackRange], ...]:
-    """Return the jobs that gather the tokens of one side; none for an empty side.
-
-    Shard boundaries do not affect published bytes: a published file is cut at rows of its side.
-    """
-    num_packs, num_tokens = planned.num_packs, planned.num_tokens
-    # 40 million tokens in 20,000 packs, at 16.8 million a shard: 3 shards of 6,667 packs.
-    size = min(max(_SHARD_TOKENS, num_tokens // _MOST_SHARDS), _MOST_TOKENS)
-    step = max(1, -(-num_packs // max(1, -(-num_tokens // size))))
-    pack_bytes = 4 * num_tokens // max(1, num_packs)
-    return tuple(
-        GATHER.job(
-            PackRange(side=side, first=first, last=min(first + step, num_packs)),
-            inputs=[pack.ref],
-            label=f"{side} packs from {first:,}",
-            size=pack_bytes * min(step, num_packs - first),
-        )
-        for first in range(0, num_packs, step)
-    )
-
-
-def compute(work: JobContext[PackRange], folder: Path) -> GatherFacts:
-    """Write `packs.arrow`: the packs [first, last) of one side.
+    Args:
+        packed: receipt of the pack step.
+        workspace: workspace with its shards.
+        recipe: recipe of the run.
+        side: train or eval.
+        packs: the packs [first, last).
+        batch_packs: packs per batch; the last batch may be smaller.
+        tally: counts to update while batches are yielded.
 
     Raises:
         ContractError: a pack breaks its contract.
     """
-    packed = work.input(PACK)
-    plan, records = _read_plan(packed, work.recipe.pack, work.parameters)
-    shards, rows = _shards_of(ShardIndex(packed, work.workspace), records)
-    tally = GatherTally()
+    plan, records = _read_plan(packed, recipe.pack, side, packs)
+    shards, rows = _shards_of(ShardIndex(packed, workspace), records)
     ends = np.zeros(0, np.int32)  # unused, because the plan has its own starts and ends
-    batches = gather(shards, plan, ends, rows, tally=tally)
-    if work.recipe.preferences == "pairs":
-        batches = map(as_sequences, batches)
-
-    def checked() -> Iterator[pa.RecordBatch]:
-        facts = packed.facts
-        for batch in batches:
-            check_packed(
-                batch, plan.seq_len, facts.vocab_size, allow_untrained=facts.allow_untrained
-            )
-            advance(batch.num_rows / plan.num_packs)
-            yield batch
-
-    write_batches(folder / "packs.arrow", PACKED, checked())
-    return GatherFacts(packs=work.parameters, tally=tally)
+    limits, allows = (plan.seq_len, packed.facts.vocab_size), packed.facts.allow_untrained
+    for batch in gather(shards, plan, ends, rows, batch_packs=batch_packs, tally=tally):
+        batch = as_sequences(batch) if recipe.preferences == "pairs" else batch
+        check_packed(batch, *limits, allow_untrained=allows)
+        workspace.check("packed", pa.Table.from_batches([batch]))
+        yield batch
 
 
 def _read_plan(
-    packed: Receipt[PackFacts], config: PackConfig, packs: PackRange
+    packed: Receipt[PackFacts], config: PackConfig, side: Side, packs: tuple[int, int]
 ) -> tuple[PackPlan, Int64s]:
     """Return a plan of only the packs [first, last), and the record of each sequence."""
     # Packs [1, 3) of offsets [0 2 3 5]: bounds [2 3 5], so sequences [2, 5), cut at [0 1 3].
-    offsets = read_table(packed.path(f"{packs.side}-offsets.arrow"))["offset"]
-    bounds = offsets.slice(packs.first, packs.last - packs.first + 1).to_numpy()
-    table = read_table(packed.path(f"{packs.side}-sequences.arrow"))
+    offsets = read_table(packed.path(f"{side}-offsets.arrow"))["offset"]
+    bounds = offsets.slice(packs[0], packs[1] - packs[0] + 1).to_numpy()
+    table = read_table(packed.path(f"{side}-sequences.arrow"))
     table = table.slice(bounds[0], bounds[-1] - bounds[0])
     starts, ends = table["start"].to_numpy(), table["end"].to_numpy()
     plan = PackPlan(
@@ -209,17 +160,6 @@ def _shards_of(index: ShardIndex, records: Int64s) -> tuple[list[pa.Table], Int6
         local.append(base + rows)
         base += table.num_rows
     return tables, np.concatenate(local)[sequence]
-
-
-GATHER = Step(
-    name="gather",
-    title="Gather the tokens of the packs of one output shard.",
-    version=f"1.{pack.VERSION}",
-    libraries=("numpy", "pyarrow"),
-    facts=GatherFacts,
-    compute=compute,
-    contracts={"packs.arrow": "packed"},
-)
 
 
 def read_records(

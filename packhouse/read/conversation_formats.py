@@ -237,7 +237,7 @@ def _spoken(path: list[Said]) -> Conversation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FlatMessages(RowFormat):
+class MessageRows(RowFormat):
     """Message trees with one row per message, which names its parent (OpenAssistant's OASST1).
 
     A conversation belongs to the row of its first message. The other rows of its tree are dropped:
@@ -594,7 +594,7 @@ CONVERSATION_FORMATS: dict[str, RowFormat] = {
     ),
     "kto": Kto(required=aliases("completion|response label"), optional=aliases(f"prompt {_ASIDE}")),
     "oasst": MessageTree(required=aliases("text role replies")),
-    "oasst_flat": FlatMessages(
+    "oasst_flat": MessageRows(
         required=aliases("message_id parent_id text role"),
         optional=aliases("rank deleted"),
     ),

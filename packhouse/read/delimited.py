@@ -37,6 +37,8 @@ class CommaFile(TextFile):
 
     def begin(self, *, at_end: bool) -> bool:
         """Read the header."""
+        if not super().begin(at_end=at_end):
+            return False
         head = bytes(self.buffer)
         ends = record_ends(head, self.delimiter, is_whole=at_end)
         if not len(ends) and not at_end:

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from packhouse.errors import SourceError
 from packhouse.read.chat_messages import is_media_part
-from packhouse.read.records import Rows, value_of
+from packhouse.read.records import Records, Rows, value_of
 from packhouse.read.row_formats import Adapted, option_names, row_format_called
 from packhouse.read.where_select import columns_read
 from packhouse.recipe import SourceConfig
@@ -211,8 +211,7 @@ class UnreadTexts:
 
     def count(
         self,
-        rows: Rows,
-        given: Sequence[Mapping[str, object]] | None,
+        records: Records,
         extra: ExtraFields,
         message_fields: Iterable[str],
         adapted: Adapted,
@@ -222,14 +221,14 @@ class UnreadTexts:
         """Count the fields in the rows of a part.
 
         Args:
-            rows: the rows that the format reads.
-            given: the same rows before `select`; None without it.
-            extra: extra fields of `rows`, from `find_extra_fields`.
+            records: the rows that the format reads, also before `select`.
+            extra: extra fields of the rows, from `find_extra_fields`.
             message_fields: fields of their messages that nothing reads.
             adapted: conversations of these rows.
             arguments: for each conversation, the chat template's arguments as JSON.
             place_of: returns the number in the file and the byte offset of a row, by index.
         """
+        rows, given = records.rows, records.originals
         ignored, read = set(self.config.ignored_fields), columns_read(self.config)
         unread = {
             keys: [n for n in names if n not in ignored and n.lower() not in read]

@@ -36,7 +36,7 @@ from packhouse.read.row_formats import (
     read_options,
     row_format_called,
 )
-from packhouse.read.shards import Part, SourceShard, for_parts
+from packhouse.read.shards import Part, SourceShard, read_parts
 from packhouse.read.streams import name_row
 from packhouse.read.where_select import reshape
 from packhouse.recipe import SourceConfig, ValidateConfig
@@ -68,16 +68,12 @@ def raw_rows(
     Raises:
         SourceError: the file changed since it was scanned.
     """
-
-    def find(part: Part) -> dict[int, tuple[bytes, int | None]]:
-        first = part.row_start
-        inside = [row for row in rows if first <= row < first + part.records.num_records]
-        return dict(zip(inside, read_raw(part, [row - first for row in inside]), strict=True))
-
     found: dict[int, tuple[bytes, int | None]] = {}
     with gc_paused():
-        for of_part in for_parts(shard, rules, find) if rows else []:
-            found |= of_part
+        for part in read_parts(shard, rules) if rows else ():
+            end = part.row_start + part.records.num_records
+            inside = [row for row in rows if part.row_start <= row < end]
+            found |= zip(inside, read_raw(part, inside), strict=True)
     return found
 
 
@@ -106,23 +102,18 @@ def raw_columns(found: list[tuple[bytes, int | None]]) -> dict[str, list[object]
     }
 
 
-def name_row_of(part: Part, index: int) -> str:
-    """Return the name of a good row for messages."""
-    return name_row(part.shard.uri, *_place_of(part, index), part.shard.encoding)
-
-
-def _place_of(part: Part, index: int) -> tuple[int, int | None]:
-    """Return a good row's number in its file and its offset in the uncompressed file."""
+def place_of(part: Part, index: int) -> tuple[int, int | None]:
+    """Return the number in the file and the byte offset of the row at an index of `rows`."""
     number = int(part.records.numbers[index])
     ((_, offset),) = read_raw(part, [number])
-    return part.row_start + number, offset
+    return number, offset
 
 
 def read_raw(part: Part, numbers: Sequence[int]) -> Iterator[tuple[bytes, int | None]]:
     """Yield the bytes of records and their offset in the uncompressed file (None without bytes)."""
     records = part.records
     if records.spans is not None:
-        for start, end in records.spans[list(numbers)].tolist():
+        for start, end in records.spans[[n - part.row_start for n in numbers]].tolist():
             piece = part.data[start:end]
             yield piece.strip(), part.byte_start + start + len(piece) - len(piece.lstrip())
     else:  # rows of Parquet and Arrow have no bytes: they are shown as JSON
@@ -187,7 +178,7 @@ def read_shard(
     """
     reader = _Reader(config, rules, group_by, UnreadTexts(config))
     with gc_paused():
-        parts = for_parts(shard, rules, reader.read)
+        parts = list(map(reader.read, read_parts(shard, rules)))  # frees each part
     notes, fields = Counter(shard.notes), Counter[str]()
     for part in parts:
         notes.update(part.notes)
@@ -224,12 +215,16 @@ class _Reader:
     def read(self, part: Part) -> ShardRows:
         """Check the rows of a part and give them ids.
 
-        Example: of records 0 to 4, 1 is not JSON, `where` drops 3, and 4 has no answer. Rows of
-        [0, 2, 3, 4] -> [0, 2, 4] -> conversations of [0, 2]; quarantined [1, 4], dropped [3].
+        `records.rows` shrinks from stage to stage. Its other lists shrink with it, so an index is
+        valid until the next stage. Failures and dropped rows have numbers in the file.
+
+        Example: record 1 of [0, 1, 2, 3, 4] is not JSON, `where` drops 3, and 4 has no answer. The
+        rows are those of [0, 2, 3, 4], then of [0, 2, 4], which become conversations with the
+        origins 0, 1 and 2; the rules keep 0 and 1. Quarantined are [1, 4], dropped [3].
         """
         shard, records, config = part.shard, part.records, self.config
-        if part.row_start == shard.row_start:  # first part, or the shard is read again as one part
-            self.num_bad, self.unread_texts = 0, UnreadTexts(config)
+        name_row_of = partial(self._name_of, part)
+        # Leave the rows that `where` keeps, in the form that `select` and `media` give them.
         if config.unwrap:
             records.rows = Rows(unwrapped(records.rows))
         if shard.encoding != "utf-8":
@@ -239,48 +234,28 @@ class _Reader:
                 else failure
                 for failure in records.failures
             ]
-        dropped: list[Failure] = []
-        given: list[dict[str, object]] | None = None
-        if config.is_reshaped:
-            reshaped = reshape(records.rows, config, shard.columns or {})
-            self._check_bad(
-                shard.uri, part.row_start, len(records.failures) + len(reshaped.failures)
-            )
-            if records.spans is None:  # no bytes to show later, so keep the rows before `select`
-                records.failed |= dict(zip(records.numbers.tolist(), records.rows, strict=True))
-            records.failures += records.failures_of(reshaped.failures)
-            dropped = records.failures_of((n, "filtered", text) for n, text in reshaped.filtered)
-            if config.select:
-                given = list(map(records.rows.__getitem__, reshaped.places))
-            records.rows, records.numbers = reshaped.rows, records.numbers[reshaped.places]
+        dropped = self._reshape(part) if config.is_reshaped else []
         has_media: set[int] = set()
         if config.media == "drop_parts":
             records.rows, has_media = drop_media_parts(records.rows)
-        # Check the format, and find the fields that it does not read.
+        # Leave the rows that can have a conversation: of the file's format, without media, with
+        # valid options.
         row_format = shard.row_format
-        name_of = partial(name_row_of, part)
         if row_format == "auto":  # the file has only bare values, which are rows in no format
             row_format = "text"
-            self._check_bad(shard.uri, part.row_start, len(records.rows))
+            self._check_bad(part, len(records.rows))
         elif config.format == "auto":
-            check_same_format(records.rows, name_of, row_format, config.fields, shard.uri)
+            check_same_format(records.rows, name_row_of, row_format, config.fields, shard.uri)
         extra = find_extra_fields(records.rows.layouts, row_format, config)
         extra_fields, media_fields = look_at_extra_fields(
-            records.rows, extra, name_of, row_format, config, shard.uri
+            records.rows, extra, name_row_of, row_format, config, shard.uri
         )
         if config.media == "drop_parts":  # nothing reads these fields
             has_media, media_fields = has_media | media_fields.keys(), {}
-        options = read_options(records.rows, config)
-        unfit = options.failures | media_fields
-        if unfit:
-            records.failures += records.failures_of((i, *why) for i, why in unfit.items())
-            records.failed |= {int(records.numbers[i]): records.rows[i] for i in unfit}
-            fit = [i for i in range(len(records.rows)) if i not in unfit]
-            records.keep(fit)
-            options = options.take(fit)
-            given = given and [given[i] for i in fit]
-        self._check_bad(shard.uri, part.row_start, len(records.failures))
-        # Rows become conversations, and conversations become a table.
+        records.reject(media_fields)
+        options = read_options(records, config)
+        self._check_bad(part, len(records.failures))
+        # Rows become conversations.
         adapted = row_format_called(row_format).read_all(records.rows, config)
         kept, bad = _apply_rules(adapted, self.rules, row_format)
         failures = records.failures + records.failures_of([*adapted.failures, *bad])
@@ -288,19 +263,17 @@ class _Reader:
         if config.media == "drop_rows":
             dropped += [failure for failure in failures if failure.reason == "media"]
             failures = [failure for failure in failures if failure.reason != "media"]
-        self._check_bad(shard.uri, part.row_start, len(failures))
+        self._check_bad(part, len(failures))
         self.num_bad += len(failures)
+        # Conversations become a table; for pairs, chosen and rejected conversations alternate.
         is_paired = row_format == "pairs"
-        sides = [kept]  # for pairs, chosen and rejected conversations alternate
+        sides = [kept]
         if is_paired:
             sides = [kept.take(np.arange(side, len(kept.origin), 2)) for side in (0, 1)]
         arguments = options.arguments.take(pa.array(kept.origin))
         unread = adapted.unread_fields
-        self.unread_texts.count(
-            records.rows, given, extra, unread, kept, arguments, partial(_place_of, part)
-        )
-        options = options.take(sides[0].origin)
-        validated = self._validated(part, sides, options)
+        self.unread_texts.count(records, extra, unread, kept, arguments, partial(place_of, part))
+        validated = self._validated(part, sides, options.take(sides[0].origin))
         rejected = None
         if is_paired:
             place, column = VALIDATED.get_field_index("messages"), VALIDATED.field("messages")
@@ -311,13 +284,29 @@ class _Reader:
             dropped=_refused(part, dropped, DROPPED),
             num_records=records.num_records,
             extra_paths=0 if is_paired else len(adapted.origin) - len(np.unique(adapted.origin)),
-            extra_fields=extra_fields
-            | {IN_MESSAGES + name: rows for name, rows in adapted.unread_fields.items()},
+            extra_fields=extra_fields | {IN_MESSAGES + name: n for name, n in unread.items()},
             notes=Counter(records.notes)
             + Counter(bidi_controls=_bidi_rows(kept.messages), unanswered=adapted.num_unanswered)
             + Counter(media_parts=len(has_media)),
             rejected=rejected,
         )
+
+    def _name_of(self, part: Part, index: int) -> str:
+        return name_row(part.shard.uri, *place_of(part, index), part.shard.encoding)
+
+    def _reshape(self, part: Part) -> list[Failure]:
+        """Apply `where` and `select` to the rows; return those that `where` leaves out."""
+        records = part.records
+        reshaped = reshape(records.rows, self.config, part.shard.columns or {})
+        self._check_bad(part, len(records.failures) + len(reshaped.failures))
+        if records.spans is None:  # no bytes to show later, so keep the rows before `select`
+            records.failed |= dict(zip(records.numbers.tolist(), records.rows, strict=True))
+        records.failures += records.failures_of(reshaped.failures)
+        dropped = records.failures_of((n, "filtered", text) for n, text in reshaped.filtered)
+        if self.config.select:
+            records.originals = list(map(records.rows.__getitem__, reshaped.places))
+        records.rows, records.numbers = reshaped.rows, records.numbers[reshaped.places]
+        return dropped
 
     def _validated(self, part: Part, sides: list[Adapted], options: RowOptions) -> pa.Table:
         """Return the table of conversations; for pairs the chosen ones, with ids of both sides."""
@@ -331,21 +320,21 @@ class _Reader:
         ]
         ids = pair_ids(*names) if len(names) == 2 else names[0]
         groups = group_keys(kept.messages, ids, self.group_by)
-        rows = pa.array(part.records.numbers[kept.origin] + part.row_start, pa.int64())
+        rows = pa.array(part.records.numbers[kept.origin], pa.int64())
         source = pa.DictionaryArray.from_arrays(
             pa.array(np.zeros(len(rows), np.int32)), pa.array([part.shard.file])
         )
         columns = [ids, source, rows, kept.messages, tools, *given, kept.labels, groups]
         return pa.Table.from_arrays(columns, schema=VALIDATED)
 
-    def _check_bad(self, uri: str, row: int, number: int) -> None:
+    def _check_bad(self, part: Part, number: int) -> None:
         """Refuse a shard with too many bad rows, before they fill memory."""
         if self.num_bad + number > MAX_BAD_ROWS:
             raise SourceError(
-                f"source file '{uri}' has more than {MAX_BAD_ROWS:,} bad rows, counted from row "
-                f"{row:,}. Check that it is the right file, and that format and file_format are "
-                "right",
-                uri=uri,
+                f"source file '{part.shard.uri}' has more than {MAX_BAD_ROWS:,} bad rows, counted "
+                f"from row {part.row_start:,}. Check that it is the right file, and that format "
+                "and file_format are right",
+                uri=part.shard.uri,
                 max_bad_rows=MAX_BAD_ROWS,
             )
 
@@ -381,7 +370,7 @@ def _refused(part: Part, failures: list[Failure], schema: pa.Schema) -> pa.Table
     numbers, reasons, details = zip(*failures, strict=True) if failures else ((), (), ())
     columns: dict[str, Sequence[object]] = {
         "source": [part.shard.file] * len(failures),
-        "row": [part.row_start + number for number in numbers],
+        "row": numbers,
         "reason": reasons,
         "detail": details,
     }

@@ -5,7 +5,7 @@ A good row costs no Python call beyond `orjson.loads`.
 
 import gc
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import chain
@@ -60,19 +60,19 @@ class Failure(NamedTuple):
     """Why a record of a shard is bad."""
 
     number: int
-    """0-based number of the record in the shard."""
+    """Number of the record, counted like `Records.numbers`."""
     reason: str
     detail: str
 
 
 @dataclass(slots=True)
 class Records:
-    """The records of a shard."""
+    """The records of a part of a shard."""
 
     rows: Rows
     """Values of the good records."""
     numbers: Ints
-    """Number in the shard of each of `rows`."""
+    """Number of each of `rows`: from 0 in the part when it is parsed, then in the file."""
     num_records: int
     """Good and bad records."""
     failures: list[Failure] = field(default_factory=list)
@@ -81,10 +81,12 @@ class Records:
     failed: dict[int, object] = field(default_factory=dict)
     """Values of bad records by their number, for formats without bytes to show."""
     notes: dict[str, int] = field(default_factory=dict)
+    originals: list[Any] | None = None
+    """The same rows before `select`; None without it."""
 
     @property
     def spans(self) -> Ints | None:
-        """Start and end of every record in the shard's bytes, [num_records, 2]; None without bytes.
+        """Start and end of every record in the part's bytes, [num_records, 2]; None without bytes.
 
         A span may include white space around the record.
         """
@@ -100,10 +102,23 @@ class Records:
         """
         return [Failure(int(self.numbers[place]), *why) for place, *why in faults]
 
-    def keep(self, places: list[int]) -> None:
-        """Keep only the rows at these indices of `rows`."""
-        self.rows = Rows(map(self.rows.__getitem__, places))
-        self.numbers = self.numbers[places]
+    def number_from(self, first: int) -> None:
+        """Add the number of the first record to all numbers."""
+        self.numbers = self.numbers + first
+        self.failures = [bad._replace(number=bad.number + first) for bad in self.failures]
+        self.failed = {number + first: row for number, row in self.failed.items()}
+
+    def reject(self, faults: Mapping[int, tuple[str, str]]) -> None:
+        """Move rows to `failures`; `faults` maps an index in `rows` to a reason and a detail."""
+        if not faults:
+            return
+        self.failures += self.failures_of((place, *why) for place, why in faults.items())
+        if self.find_spans is None:
+            self.failed |= {int(self.numbers[place]): self.rows[place] for place in faults}
+        fit = [place for place in range(len(self.rows)) if place not in faults]
+        self.rows, self.numbers = Rows(map(self.rows.__getitem__, fit)), self.numbers[fit]
+        if self.originals is not None:
+            self.originals = list(map(self.originals.__getitem__, fit))
 
 
 def parse_pieces(data: bytes, spans: Ints, max_row_bytes: int) -> Records:
@@ -184,14 +199,12 @@ def check_parsed(records: Records, data: bytes, parsed: bytes) -> None:
             return
     assert records.spans is not None
     spans = records.spans[records.numbers].tolist()
-    good = []
-    for place, (row, (start, end)) in enumerate(zip(rows, spans, strict=True)):
-        wrong = hidden_fault(data[start:end], row)
-        if wrong is None:
-            good.append(place)
-        else:
-            records.failures.append(Failure(int(records.numbers[place]), *wrong))
-    records.keep(good)
+    faults = {
+        place: wrong
+        for place, (row, (start, end)) in enumerate(zip(rows, spans, strict=True))
+        if (wrong := hidden_fault(data[start:end], row)) is not None
+    }
+    records.reject(faults)
 
 
 @contextmanager

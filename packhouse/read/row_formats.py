@@ -1,10 +1,22 @@
 """Find the format of rows, and turn rows into conversations.
 
 A format is one object. Formats that share code are in `conversation_formats` and `text_formats`;
-any other is the `FORMAT` of its file, as in `tokenized_format`. To register one, add its name to
-`RowFormatName` (`packhouse.recipe.source`):
+any other is the `FORMAT` of its file. `read/faq_format.py`, whose name `faq` is in `RowFormatName`
+(`packhouse.recipe.source`):
 
-    "faq"  ->  packhouse/read/faq_format.py, FORMAT
+    @dataclass(frozen=True, kw_only=True)
+    class Faq(RowFormat):
+        def read(self, row: Row, names: Names, config: SourceConfig) -> list[Conversation]:
+            check_present(row, self.required, names, config)
+            asked, answer = (row[names[ours]] for ours in self.required)
+            if not isinstance(asked, str) or not isinstance(answer, str):
+                raise BadRowError("type", "faq or reply is not text")
+            return [Conversation([text_turn("user", asked), text_turn("assistant", answer)])]
+
+    FORMAT = Faq(required=aliases("faq reply|response"))
+
+`auto` and `mixed` try the formats in files of their own first. Set `is_detected` to False for a
+format that a recipe must name, or override `holds` to look at values.
 
 Rows of any format can have options next to their conversation: `chat_template_kwargs` and
 `documents`, named as in TRL and transformers, and a `loss_weight` if `fields` names it.
@@ -36,7 +48,7 @@ from packhouse.read.chat_messages import (
     read_tools,
     speaker_key,
 )
-from packhouse.read.records import Ints, Rows, unwrapped
+from packhouse.read.records import Ints, Records, Rows, unwrapped
 from packhouse.recipe import SourceConfig
 from packhouse.recipe.settings import check_arguments
 from packhouse.recipe.source import RowFormatName
@@ -567,8 +579,6 @@ class RowOptions:
     """JSON list of the tool definitions among the arguments."""
     weights: pa.Array
     """float32, including the source's factor."""
-    failures: dict[int, tuple[str, str]] = field(default_factory=dict)
-    """Index of each bad row -> reason and detail."""
 
     def take(self, rows: Ints | list[int]) -> "RowOptions":
         """Return the options of the rows at these indices."""
@@ -590,9 +600,9 @@ def option_names(keys: Collection[str], config: SourceConfig) -> dict[str, str]:
     return {ours: theirs for ours, theirs in names.items() if theirs in keys}
 
 
-def read_options(rows: Rows, config: SourceConfig) -> RowOptions:
-    """Read the options of rows."""
-    number = len(rows)
+def read_options(records: Records, config: SourceConfig) -> RowOptions:
+    """Read the options of rows; reject rows with invalid ones."""
+    rows, number = records.rows, len(records.rows)
     arguments: list[str | None] = [None] * number
     tools: list[str | None] = [None] * number
     weights: list[float | None] = [None if config.loss_weight == 1 else config.loss_weight] * number
@@ -610,12 +620,15 @@ def read_options(rows: Rows, config: SourceConfig) -> RowOptions:
                 arguments[index], tools[index] = _read_template_arguments(present, names)
         except BadRowError as bad:
             failures[index] = bad.reason, bad.detail
-    return RowOptions(
+    options = RowOptions(
         pa.array(arguments, pa.string()),
         pa.array(tools, pa.string()),
         pc.cast(pa.array(weights, pa.float64()), pa.float32()),
-        failures,
     )
+    if failures:
+        options = options.take([index for index in range(number) if index not in failures])
+        records.reject(failures)
+    return options
 
 
 def _read_weight(value: object, name: str) -> float:

@@ -7,9 +7,9 @@ records and finds the cuts. It needs memory for two shards at most.
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -33,7 +33,6 @@ from packhouse.read.text_files import (
     MAX_RECORD_BYTES,
     ArrayFile,
     LinesFile,
-    NotInBlocksError,
     ObjectsFile,
     TextFile,
 )
@@ -245,10 +244,7 @@ def _group_ranges(sizes: list[tuple[int, int]], max_shard_bytes: int) -> Iterato
         yield row_start, rows
 
 
-# A shard is read in parts, so that only the rows of one part are in memory.
-
-
-_T = TypeVar("_T")
+# A shard is read in parts.
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,15 +258,12 @@ class Part:
     data: bytes
     """Empty for columnar formats, whose rows have no bytes."""
     records: Records
+    """Numbered as in the file."""
 
 
-def for_parts(shard: SourceShard, rules: ValidateConfig, use: Callable[[Part], _T]) -> list[_T]:
-    """Call `use` with each part of a shard, in order, and return its results.
-
-    Parts only bound memory. If they cannot be parsed separately (an array that is not valid JSON),
-    the whole shard becomes one part, and earlier results of `use` are dropped.
-    """
-    data, text_file = b"", None
+def read_parts(shard: SourceShard, rules: ValidateConfig) -> Iterator[Part]:
+    """Parse a shard part by part, in order, so that only the rows of one part are in memory."""
+    data = b""
     blocks: Iterable[tuple[int, int, Records]]
     if shard.file_format in TABULAR:
         if pin_of(shard.uri) != (shard.file_size, shard.pin):
@@ -285,30 +278,28 @@ def for_parts(shard: SourceShard, rules: ValidateConfig, use: Callable[[Part], _
         data = read_shard_bytes(shard, shard.byte_end)
         if hashlib.sha256(data).hexdigest() != shard.sha256:
             raise _changed(shard)
-        text_file = TEXT_FILES[shard.file_format](shard.uri, header=shard.header)
-        blocks = text_file.blocks(data, rules.max_row_bytes)
+        kind = TEXT_FILES[shard.file_format]
+        text_file = kind(shard.uri, header=shard.header, position=shard.byte_start)
+        limits = rules.max_row_bytes, shard.num_rows
         if _needs_all_rows(shard):
-            blocks = [(0, len(data), text_file.parse(data, rules.max_row_bytes, shard.num_rows))]
-    found, row = list[_T](), shard.row_start
-    try:
-        for start, end, records in blocks:
-            found.append(use(Part(shard, row, shard.byte_start + start, data[start:end], records)))
-            row += records.num_records
-    except NotInBlocksError:
-        assert text_file is not None
-        records = text_file.parse(data, rules.max_row_bytes, shard.num_rows)
-        return [use(Part(shard, shard.row_start, shard.byte_start, data, records))]
-    return found
+            blocks = [(0, len(data), text_file.parse(data, *limits))]
+        else:
+            blocks = text_file.blocks(data, *limits)
+    row = shard.row_start
+    for start, end, records in blocks:
+        records.number_from(row)
+        yield Part(shard, row, shard.byte_start + start, data[start:end], records)
+        row += records.num_records
 
 
 def _joined(tables: Iterable[Records]) -> Records:
     rows, numbers, every = Rows(), [np.arange(0)], Records(Rows(), np.arange(0), 0)
     for records in tables:
-        first = every.num_records
+        records.number_from(every.num_records)
         rows += records.rows
-        numbers.append(records.numbers + first)
-        every.failures += [bad._replace(number=bad.number + first) for bad in records.failures]
-        every.failed |= {number + first: row for number, row in records.failed.items()}
+        numbers.append(records.numbers)
+        every.failures += records.failures
+        every.failed |= records.failed
         every.num_records += records.num_records
     every.rows, every.numbers = Rows(rows), np.concatenate(numbers)
     return every
@@ -415,16 +406,6 @@ def _with_columns(files: list[list[SourceShard]], config: SourceConfig) -> list[
     """Add the kinds of the columns, over all files, and the format of the rows."""
     wanted = wanted_columns(config)
     kinds: dict[str, Kind] = {}
-
-    def look(part: Part) -> bool:
-        values = unwrapped(part.records.rows) if config.unwrap else part.records.rows
-        rows = [row for row in values if type(row) is dict]
-        for name in dict.fromkeys(key for keys in set(map(tuple, rows)) for key in keys):
-            kinds.setdefault(name, "null")
-            if name.lower() in wanted:
-                kinds[name] = kind_of_values([row.get(name) for row in rows], kinds[name])
-        return len(part.records.rows) > 0
-
     has_rows = False
     for shards in files:
         first = shards[0]
@@ -438,8 +419,16 @@ def _with_columns(files: list[list[SourceShard]], config: SourceConfig) -> list[
         else:
             for name in first.header or ():  # CSV has columns even without rows
                 kinds.setdefault(name, "text")
-            for shard in shards:
-                has_rows |= any(for_parts(shard, _ANY_SIZE, look))
+            for records in (
+                part.records for shard in shards for part in read_parts(shard, _ANY_SIZE)
+            ):
+                values = unwrapped(records.rows) if config.unwrap else records.rows
+                has_rows |= len(values) > 0
+                rows = [row for row in values if type(row) is dict]
+                for name in dict.fromkeys(key for keys in set(map(tuple, rows)) for key in keys):
+                    kinds.setdefault(name, "null")
+                    if name.lower() in wanted:
+                        kinds[name] = kind_of_values([row.get(name) for row in rows], kinds[name])
     columns: dict[str, Kind] = {}
     if kinds or has_rows:  # without rows and a header, no field can be missing
         columns = columns_of(config, kinds)
@@ -456,17 +445,13 @@ def _with_columns(files: list[list[SourceShard]], config: SourceConfig) -> list[
 
 def _format_of_all(shards: Sequence[SourceShard], config: SourceConfig) -> str:
     """Return the format of the first row that has one, after `where` and `select`; else `auto`."""
-
-    def look(part: Part) -> str:
-        rows = part.records.rows
-        if config.is_reshaped:
-            rows = reshape(
-                unwrapped(rows) if config.unwrap else rows, config, part.shard.columns or {}
-            ).rows
-        return find_row_format(rows, config, part.shard.uri)
-
     for shard in shards:
-        for found in for_parts(shard, _ANY_SIZE, look):
+        for part in read_parts(shard, _ANY_SIZE):
+            rows: list[Any] = part.records.rows
+            if config.is_reshaped:
+                rows = unwrapped(rows) if config.unwrap else rows
+                rows = reshape(rows, config, shard.columns or {}).rows
+            found = find_row_format(rows, config, shard.uri)
             if found != "auto":
                 return found
     return "auto"

@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 
 from packhouse.errors import SourceError
 from packhouse.read.files import file_errors, open_file
-from packhouse.read.records import Failure, Records, Rows
+from packhouse.read.records import Records, Rows
 from packhouse.registry import DECODERS, decoder
 from packhouse.system.wording import first_line
 from packhouse.system.worker import at, file_of_parent, stream_from_worker
@@ -80,10 +80,10 @@ def parse_tables(
         return
     call = partial(_rows, uri, file_format, row_start, row_start + num_rows, table)
     for batch in _decode(uri, call):
-        bad: dict[int, dict[str, str]] = {}
+        bad: dict[int, tuple[str, str]] = {}
         if file_format in WITH_FAULTS:
             faults = batch.column(-1).to_pylist()
-            bad = {number: fault for number, fault in enumerate(faults) if fault is not None}
+            bad = {n: (fault["reason"], fault["detail"]) for n, fault in enumerate(faults) if fault}
             batch = batch.select(range(batch.num_columns - 1))
         # Columnar formats give every struct the keys of all rows, with null where a row has none.
         # The argument of one row's tool call must not become an argument of another.
@@ -92,10 +92,7 @@ def parse_tables(
         for row in found:
             row.update({name: without_fill(row[name]) for name in nested})
         records = Records(Rows(found), np.arange(len(found)), len(found))
-        if bad:
-            records.failures = [Failure(n, **fault) for n, fault in bad.items()]
-            records.failed = {number: found[number] for number in bad}
-            records.keep([number for number in range(len(found)) if number not in bad])
+        records.reject(bad)
         yield records
 
 

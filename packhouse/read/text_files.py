@@ -62,10 +62,6 @@ class Cut:
     sha256: str
 
 
-class NotInBlocksError(Exception):
-    """A shard cannot be parsed in blocks, only as a whole."""
-
-
 @dataclass(eq=False)
 class TextFile(ABC):
     """One kind of text file: cuts a file into shards and parses them."""
@@ -97,13 +93,11 @@ class TextFile(ABC):
     def spans(self, data: bytes | bytearray) -> Ints:
         """Return start and end of each record, shape [num_records, 2]."""
 
-    def blocks(self, data: bytes, max_row_bytes: int) -> Iterator[tuple[int, int, Records]]:
-        """Yield start, end and records of blocks of a shard, to bound memory.
-
-        Raises:
-            NotInBlocksError: use `parse` instead and drop the blocks so far; records may differ.
-        """
-        yield 0, len(data), self.parse(data, max_row_bytes)
+    def blocks(
+        self, data: bytes, max_row_bytes: int, num_rows: int | None = None
+    ) -> Iterator[tuple[int, int, Records]]:
+        """Yield start, end and records of blocks of a shard, to bound memory; see `parse`."""
+        yield 0, len(data), self.parse(data, max_row_bytes, num_rows)
 
     def parse(self, data: bytes, max_row_bytes: int, num_rows: int | None = None) -> Records:
         """Parse a whole shard.
@@ -136,6 +130,11 @@ class TextFile(ABC):
 
     def begin(self, *, at_end: bool) -> bool:
         """Skip what precedes the first record; return False if more bytes are needed."""
+        if len(self.buffer) < len(BOM) and not at_end:
+            return False
+        if self.position == 0 and self.buffer.startswith(BOM):
+            self.notes["bom"] = 1
+            self.skip(len(BOM))
         return True
 
     def after_cut(self) -> None:  # noqa: B027 - lines have no separator besides the newline
@@ -150,7 +149,7 @@ class TextFile(ABC):
         searched = 0  # buffer size at the last search without a boundary
         for chunk in chunks:
             self.buffer += chunk
-            has_begun = has_begun or self._begin(at_end=False)
+            has_begun = has_begun or self.begin(at_end=False)
             # Each search scans the whole buffer, so after a failure wait until the buffer doubles:
             # a record of 512 MiB is searched 4 times after 32 MiB, not once per chunk.
             while has_begun and len(self.buffer) > max(self.max_shard_bytes, 2 * searched):
@@ -162,7 +161,7 @@ class TextFile(ABC):
                     searched = 0
                     yield self._take(end)
         if not has_begun:
-            self._begin(at_end=True)
+            self.begin(at_end=True)
         while len(self.buffer) > self.max_shard_bytes:
             end = self.boundary(self.buffer)
             if end is None or end >= len(self.buffer):
@@ -201,14 +200,6 @@ class TextFile(ABC):
     def find_open(self) -> tuple[int, str]:
         """Return the offset of what is left open, and a message with a place for its line."""
         return 0, "the row that begins at {} does not end (for rows inside it, set `rows_at`)"
-
-    def _begin(self, *, at_end: bool) -> bool:
-        if len(self.buffer) < len(BOM) and not at_end:
-            return False
-        if self.position == 0 and self.buffer.startswith(BOM):
-            self.notes["bom"] = 1
-            self.skip(len(BOM))
-        return self.begin(at_end=at_end)
 
     def _take(self, size: int) -> Cut:
         num_rows = self.count(size, is_last=size == len(self.buffer))
@@ -294,7 +285,9 @@ class LinesFile(TextFile):
             records.notes["joined_rows"] = records.num_records - len(lines)
         return records
 
-    def blocks(self, data: bytes, max_row_bytes: int) -> Iterator[tuple[int, int, Records]]:
+    def blocks(
+        self, data: bytes, max_row_bytes: int, num_rows: int | None = None
+    ) -> Iterator[tuple[int, int, Records]]:
         """Parse records in blocks."""
         for start, end in self._bounds(data):
             yield start, end, self.parse(data[start:end], max_row_bytes)
@@ -372,6 +365,7 @@ def _ends(data: bytes | bytearray, start: int, stop: int = sys.maxsize) -> Itera
 
 
 _FIRST_BYTES = 2**16
+_GOES_ON = re.compile(rb"\Z|,\s*[^\s]")  # after a block: the end, or a comma and an element
 _MAX_DEPTH = 4  # objects around the list of rows
 
 
@@ -387,6 +381,8 @@ class ArrayFile(TextFile):
 
     def begin(self, *, at_end: bool) -> bool:
         """Skip the opening bracket; with `rows_at`, everything before the list in its field."""
+        if not super().begin(at_end=at_end):
+            return False
         if self.rows_at is not None:
             start = find_list(bytes(self.buffer[:_FIRST_BYTES]), self.rows_at)
             if start is None and (at_end or len(self.buffer) >= _FIRST_BYTES):
@@ -446,16 +442,20 @@ class ArrayFile(TextFile):
                 self.buffer = self.buffer[:-1]
                 self.notes["trailing_commas"] = 1
             return
-        elements = split_elements(tail)
-        if elements.end is not None and tail[elements.end] == ord("]"):
-            place = self.position + elements.end + 1
+        self._check_end(tail)
+        self.notes["truncated_files"] = 1
+
+    def _check_end(self, data: bytes | bytearray) -> None:
+        """Refuse text after the bracket that closes the array."""
+        end = split_elements(data).end
+        if end is not None and data[end] == ord("]"):
+            place = self.position + end + 1
             raise SourceError(
                 f"source file '{self.uri}' has text after the end of its JSON array, at byte "
                 f"{place:,}. Remove it",
                 uri=self.uri,
                 byte_offset=place,
             )
-        self.notes["truncated_files"] = 1
 
     def _skip_to(self, place: int) -> None:
         """Drop the bytes before an offset, and the white space at it."""
@@ -482,12 +482,7 @@ class ArrayFile(TextFile):
         Raises:
             SourceError: the array ends before the data does.
         """
-        end = split_elements(data).end
-        if end is not None and data[end] == ord("]"):
-            raise SourceError(
-                f"source file '{self.uri}' has text after the end of its JSON array, {end:,} bytes "
-                "into it. Remove it"
-            )
+        self._check_end(data)
         records = parse_pieces(data, self.spans(data), max_row_bytes)
         assert records.spans is not None
         joined = np.count_nonzero(records.spans[1:, 0] == records.spans[:-1, 1])
@@ -500,11 +495,10 @@ class ArrayFile(TextFile):
                 records = min(records, by_layout, key=_lost_bytes)
         return records
 
-    def blocks(self, data: bytes, max_row_bytes: int) -> Iterator[tuple[int, int, Records]]:
-        """Parse elements in blocks, as long as everything is JSON and no element is too long."""
-        if not data.strip():
-            yield 0, len(data), parse_pieces(data, self.spans(data), max_row_bytes)
-            return
+    def blocks(
+        self, data: bytes, max_row_bytes: int, num_rows: int | None = None
+    ) -> Iterator[tuple[int, int, Records]]:
+        """Parse elements in blocks; from the first block that is not plain JSON, all at once."""
         start, end, guesses = 0, -1, True
         while end < len(data):
             rows: list[Any] = []
@@ -519,20 +513,22 @@ class ArrayFile(TextFile):
             if not rows:
                 guesses = False
                 end = _find_block_end(data, start)
-                try:
+                with suppress(orjson.JSONDecodeError):
                     rows = orjson.loads(b"[%b]" % data[start:end])
-                except orjson.JSONDecodeError:
-                    raise NotInBlocksError from None
             block = data[start:end]
             find_spans = cache(partial(self.spans, block))
-            is_too_long = len(block) > max_row_bytes and np.diff(find_spans()).max() > max_row_bytes
-            if is_too_long or not rows:
-                raise NotInBlocksError
+            is_plain = len(rows) > 0 and _GOES_ON.match(data, end) is not None
+            if is_plain and len(block) > max_row_bytes:
+                is_plain = bool(np.diff(find_spans()).max() <= max_row_bytes)
+            if not is_plain:
+                start += len(data[start:]) - len(data[start:].lstrip())
+                self.position += start
+                yield start, len(data), self.parse(data[start:], max_row_bytes, num_rows)
+                return
             records = Records(Rows(rows), np.arange(len(rows)), len(rows), find_spans=find_spans)
             check_parsed(records, block, block)
             yield start, end, records
-            if data[end : end + 1] not in (b",", b""):  # a comma is missing
-                raise NotInBlocksError
+            num_rows = None if num_rows is None else num_rows - len(rows)
             start = end + 1
 
 

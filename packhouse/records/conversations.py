@@ -27,6 +27,7 @@ from packhouse.recipe import FormatConfig
 from packhouse.records.identity import rename
 from packhouse.records.lists import one_chunk
 from packhouse.records.messages import ASSISTANT, ROLES, SYSTEM, FlatMessages, num_bytes
+from packhouse.records.reasons import QUARANTINE_REASONS
 from packhouse.records.tables import MESSAGE
 from packhouse.system.arrays import Bools, Float32s
 
@@ -173,11 +174,15 @@ class Conversations:
         # In blocks, so that not all rows are Python objects at the same time.
         for first in range(0, len(rows), 512):
             block = pa.array(rows[first : first + 512])
-            talks = lists.take(block)
-            flat = talks.flatten()
+            conversations = lists.take(block)
+            flat = conversations.flatten()
             names = [f.name for f in flat.type if flat.field(f.name).null_count != len(flat)]
             values = zip(*(flat.field(name).to_pylist() for name in names), strict=True)
-            columns = talks.value_lengths(), self.tools.take(block), self.arguments.take(block)
+            columns = (
+                conversations.value_lengths(),
+                self.tools.take(block),
+                self.arguments.take(block),
+            )
             for length, *given in zip(*(each.to_pylist() for each in columns), strict=True):
                 own = (zip(names, next(values), strict=True) for _ in range(length))
                 yield [{n: v for n, v in each if v is not None} for each in own], tuple(given)
@@ -199,13 +204,6 @@ def make_shape(codes: np.ndarray) -> Shape:
         for code in codes.tolist()
     )
 
-
-REASONS = {
-    "only_thinking": "an answer has nothing but reasoning; see format.reasoning",
-    "unclosed_thinking": "an answer has a `<think>` without `</think>`, so its reasoning cannot be "
-    "separated from the answer; fix it, or give it the weight 0",
-}
-"""Reason code -> sentence; if several apply, the last one wins."""
 
 THOUGHT = re.compile(r"<think>.*?(?:</think>\s*|\Z)|\A(?:(?!<think>).)*</think>\s*", re.DOTALL)
 BEGINS_THOUGHT = r"\A[ \t\r\n]*<think>"
@@ -318,4 +316,5 @@ def strip_thinking(
         stripped = messages.replace(content=content, reasoning=none)
         table = stripped.put_into(table)
         table = rename(table, np.isin(np.arange(table.num_rows), row_of))
-    return table, {row: (code, REASONS[code]) for row, code in refused.items()}
+    reasons = QUARANTINE_REASONS["format"]
+    return table, {row: (code, reasons[code].sentence) for row, code in refused.items()}

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from packhouse.recipe import FormatConfig
 from packhouse.records.lists import list_items, string_bytes
-from packhouse.records.reasons import TurnOrder
+from packhouse.records.reasons import QUARANTINE_REASONS, TurnOrder
 from packhouse.records.tables import CONVERSATION, MESSAGE
 from packhouse.system.arrays import Bools, Float32s, Int64s
 
@@ -38,29 +38,19 @@ ROLES = ("system", "user", "assistant", "tool")
 TEXT_FIELDS = ("content", "context", "reasoning", "tool_calls", "tool_call_id", "name")
 """Fields of a message that hold text."""
 
-REASONS = {
-    "empty_conversation": "the conversation has no messages",
-    "unknown_role": "message {at} has an unknown role (known: system, user, assistant, tool)",
-    "system_not_first": "message {at} is a system turn but not the first message",
-    "starts_with_assistant": "the first turn (message {at}) is from the assistant",
-    "tool_result_without_call": "message {at} is a tool result, but no tool call precedes it",
-    "consecutive_user": "message {at} is a user turn right after a user turn",
-    "consecutive_assistant": "message {at} is an assistant turn right after an assistant turn",
-    "call_without_result": "message {at} follows a tool call that has no result",
-    "nothing_trained": "no token of the record is trained",
-    "no_assistant": "there is no assistant turn, so there is nothing to train",
-    "ends_on_user": "the last message is a user turn; set allow_ends_on_user to keep such rows",
-    "ends_on_tool": "the last message is a tool result, so the answer to it is missing",
-    "empty_prompt": "the prompt (message {at}) is empty: a user turn without text",
-    "empty_answer": "the answer (message {at}) is empty: no text, reasoning or tool call",
-    "control": "message {at} contains a NUL character",
-    "too_many_chars": "message {at} has more characters than validate.max_chars",
-}
-"""Reason code -> sentence, where `{at}` is the 0-based number of the message. If several apply, the
-first one wins."""
+_CODES = (
+    *("empty_conversation", "unknown_role", "system_not_first", "starts_with_assistant"),
+    *("tool_result_without_call", "consecutive_user", "consecutive_assistant"),
+    *("call_without_result", "nothing_trained", "no_assistant", "ends_on_user", "ends_on_tool"),
+    *("empty_prompt", "empty_answer", "control", "too_many_chars"),
+)
+"""Reason codes; if several apply to a conversation, the first one wins."""
+
+REASONS = {code: QUARANTINE_REASONS["validate"][code].sentence for code in _CODES}
+REASONS["control"] = "message {at} contains a NUL character"  # the code has other causes, too
+"""Reason code -> sentence, where `{at}` is the 0-based number of the message."""
 
 SYSTEM, USER, ASSISTANT, TOOL, UNKNOWN = range(5)
-_CODES = list(REASONS)
 
 
 def assemble(columns: Mapping[str, pa.Array], counts: Int64s) -> pa.Array:

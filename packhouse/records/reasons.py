@@ -15,8 +15,14 @@ TurnOrder = Literal[
 class Reason(NamedTuple):
     """Meaning and remedy of a reason code."""
 
-    meaning: str
+    sentence: str
+    """The meaning. With `message {at}`, it is also the detail of a row: its message is named."""
     remedy: str
+
+    @property
+    def meaning(self) -> str:
+        """The sentence about any row."""
+        return self.sentence.replace(" (message {at})", "").replace("message {at}", "a message")
 
 
 QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
@@ -114,31 +120,36 @@ QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
         ),
         "empty_conversation": Reason("the conversation has no messages", "remove the row"),
         "unknown_role": Reason(
-            "a message has a role other than system, user, assistant or tool",
+            "message {at} has an unknown role (known: system, user, assistant, tool)",
             "map it with `roles: {Customer: user}`; `packhouse init` proposes the mapping",
         ),
         "system_not_first": Reason(
-            "a system message is not the first message",
+            "message {at} is a system turn but not the first message",
             "move it to the start, split the row, or allow it: `validate.refused_orders`",
         ),
         "starts_with_assistant": Reason(
-            "the first turn is from the assistant",
+            "the first turn (message {at}) is from the assistant",
             "add the question, remove the greeting, or allow it: `validate.refused_orders`",
         ),
         "tool_result_without_call": Reason(
-            "a tool result has no call before it", "add the call, or remove the result"
+            "message {at} is a tool result, but no tool call precedes it",
+            "add the call, or remove the result",
         ),
         "consecutive_user": Reason(
-            "two consecutive user turns", "join them, or allow it: `validate.refused_orders`"
+            "message {at} is a user turn right after a user turn",
+            "join them, or allow it: `validate.refused_orders`",
         ),
         "consecutive_assistant": Reason(
-            "two consecutive assistant turns", "join them, or allow it: `validate.refused_orders`"
+            "message {at} is an assistant turn right after an assistant turn",
+            "join them, or allow it: `validate.refused_orders`",
         ),
         "call_without_result": Reason(
-            "a tool call has no result, but another turn follows",
+            "message {at} follows a tool call that has no result",
             "add the result, or end the conversation with the call",
         ),
-        "no_assistant": Reason("the conversation has no answer", "remove the row"),
+        "no_assistant": Reason(
+            "there is no assistant turn, so there is nothing to train", "remove the row"
+        ),
         "expression": Reason(
             "`where` or `select` fails on the row",
             "fix the row, or use TRY_CAST(...) or TRY(...), which give NULL on failure",
@@ -156,11 +167,12 @@ QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
         ),
         "no_messages": Reason("the plug-in found no conversation in the row", "remove the row"),
         "ends_on_user": Reason(
-            "the last question has no answer",
+            "the last message is a user turn; set allow_ends_on_user to keep such rows",
             "set `validate.allow_ends_on_user`; the question is then not trained",
         ),
         "ends_on_tool": Reason(
-            "the last message is a tool result", "add the answer, or end with the call"
+            "the last message is a tool result, so the answer to it is missing",
+            "add the answer, or end with the call",
         ),
         "no_prompt": Reason(
             "a chosen or rejected answer has no prompt",
@@ -178,11 +190,15 @@ QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
         "weight": Reason(
             "a chosen or rejected answer has a loss weight", "remove the weight from the row"
         ),
-        "empty_prompt": Reason("a user turn has no text", "remove the row"),
-        "empty_answer": Reason(
-            "an assistant turn has no text, reasoning or tool call", "remove the row"
+        "empty_prompt": Reason(
+            "the prompt (message {at}) is empty: a user turn without text", "remove the row"
         ),
-        "too_many_chars": Reason("a message is too long", "raise `validate.max_chars`"),
+        "empty_answer": Reason(
+            "the answer (message {at}) is empty: no text, reasoning or tool call", "remove the row"
+        ),
+        "too_many_chars": Reason(
+            "message {at} has more characters than validate.max_chars", "raise `validate.max_chars`"
+        ),
     },
     "format": {
         "template": Reason(
@@ -228,11 +244,12 @@ QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
         ),
         "label": Reason("a label is not in `label_names`", "list all classes"),
         "only_thinking": Reason(
-            "an answer is empty without its reasoning",
+            "an answer has nothing but reasoning; see format.reasoning",
             "set the message's weight to 0, set `format.reasoning: keep`, or remove the row",
         ),
         "unclosed_thinking": Reason(
-            "a `<think>` is never closed",
+            "an answer has a `<think>` without `</think>`, so its reasoning cannot be "
+            "separated from the answer; fix it, or give it the weight 0",
             "close it, set that message's weight to 0, or set `format.reasoning: keep`",
         ),
     },

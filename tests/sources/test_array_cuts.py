@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from packhouse.read import text_files
-from packhouse.read.text_files import ArrayFile, NotInBlocksError
+from packhouse.read.text_files import ArrayFile
 
 TRAPS = ['},{"a": 1', "}, {", '\\"},{', "x", "[", "]", '"', "\\", "caf\u00e9", ",", "\n"]
 texts = st.lists(st.sampled_from(TRAPS), max_size=4).map("".join)
@@ -49,8 +49,13 @@ def test_messages_in_rows_are_not_taken_for_rows():
 
 @pytest.mark.parametrize("data", [b', {"a": 1}', b'{"a": 1},', b'{"a": 1}, , {"a": 2}', b","])
 def test_an_element_left_out_is_no_json(data):
-    with pytest.raises(NotInBlocksError):
-        blocks_of(data, 1)
+    found = [record for *_, record in blocks_of(data, 1)]
+
+    whole = ArrayFile("file").parse(data, 2**20)
+    assert sum(records.num_records for records in found) == whole.num_records
+    assert [row for records in found for row in records.rows] == whole.rows
+    reasons = [bad.reason for bad in whole.failures]
+    assert [bad.reason for records in found for bad in records.failures] == reasons != []
 
 
 def test_a_broken_element_is_cut_by_structure():

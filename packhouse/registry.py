@@ -17,7 +17,7 @@ COMMANDS = {
     ),
     "plan": (
         "packhouse.addons.plan.command",
-        "Estimate rows, tokens and packs of a recipe without running it.",
+        "Estimate the rows, tokens and packs from a recipe without running it.",
     ),
     "explain": (
         "packhouse.addons.plan.command",
@@ -37,7 +37,7 @@ COMMANDS = {
     ),
     "stats": (
         "packhouse.addons.ask.sql",
-        "Count the records, tokens and lengths of a version.",
+        "Show the record and token counts and the lengths of a version.",
     ),
     "inspect": ("packhouse.addons.ask.inspect", "Print packs with trained tokens highlighted."),
     "report": (
@@ -70,7 +70,7 @@ COMMANDS = {
         "packhouse.addons.golden",
         "Pin the tokens and masks of conversations, and check them.",
     ),
-    "ls": ("packhouse.cli.versions", "List the datasets, versions and refs of a store."),
+    "ls": ("packhouse.cli.versions", "List the datasets, versions and refs in a store."),
     "ref": ("packhouse.cli.versions", "List, move or roll back refs such as `latest`."),
     "pull": ("packhouse.cli.versions", "Download a version and verify it."),
     "export": (

@@ -715,6 +715,6 @@ def explain_bad_rows(
     more = f"first '{line.reason}': {place}, {detail.rstrip('.')}.{helps}"
     gates = tuple(replace(gate, detail=f"{gate.detail}; {more}") for gate in error.gates)
     return type(error)(
-        f"{error}; {more} To see them, run `packhouse quarantine show {target}`.",
+        f"{error}; {more} To see the bad rows, run `packhouse quarantine show {target}`.",
         **error.facts | {"gates": gates, "places": [str(file) for file in files]},
     )

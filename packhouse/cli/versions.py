@@ -349,7 +349,7 @@ def set_version(
     reason: str,
     as_json: bool,
 ) -> None:
-    """Point REF to VERSION (a version ID or another ref).
+    """Point REF at VERSION (a version ID or another ref).
 
     \b
     Example:

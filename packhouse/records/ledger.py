@@ -215,9 +215,8 @@ def check_quarantine(
         )
     else:
         error = QuarantineLimitError(
-            f"{bad:,} of {counted(rows, 'row')} ({bad / rows:.2%}) are bad; the limit is "
-            f"{limit:.2%}: "
-            f"{counts}. Fix the rows, or raise validate.max_quarantined",
+            f"{bad:,} of {counted(rows, 'row')} ({bad / rows:.2%}) are bad ({counts}); the limit "
+            f"is {limit:.2%}. Fix the rows, or raise validate.max_quarantined",
             reasons=dict(reasons),
             rows=rows,
         )

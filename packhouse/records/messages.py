@@ -217,7 +217,7 @@ def role_violations(
     Example:
         >>> messages = [{"role": "user", "content": text} for text in ("Hi", "Hi?")]
         >>> role_violations(pa.array([messages], CONVERSATION), refused_orders=["consecutive_user"])
-        {0: ('consecutive_user', 'message 1 is a user turn right after a user turn')}
+        {0: ('consecutive_user', 'message 1 is a user turn right after another user turn')}
     """
     flat = FlatMessages.of(messages)
     worst = np.full(len(flat.counts), len(_CODES), np.int64)  # lowest reason of each conversation

@@ -136,11 +136,11 @@ QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
             "add the call, or remove the result",
         ),
         "consecutive_user": Reason(
-            "message {at} is a user turn right after a user turn",
+            "message {at} is a user turn right after another user turn",
             "join them, or allow it: `validate.refused_orders`",
         ),
         "consecutive_assistant": Reason(
-            "message {at} is an assistant turn right after an assistant turn",
+            "message {at} is an assistant turn right after another assistant turn",
             "join them, or allow it: `validate.refused_orders`",
         ),
         "call_without_result": Reason(

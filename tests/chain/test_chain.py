@@ -142,9 +142,9 @@ def test_too_many_bad_rows_publish_nothing(project):
     fails_with(
         project,
         QuarantineLimitError,
-        r"^2 of 12 rows \(16\.67%\) are bad; the limit is 1\.00%: json 2\. Fix the rows, or "
+        r"^2 of 12 rows \(16\.67%\) are bad \(json 2\); the limit is 1\.00%\. Fix the rows, or "
         r"raise validate\.max_quarantined; first 'json': rows/rows\.jsonl line 11, .+ To see "
-        r"them, run `packhouse quarantine show RECIPE`\.$",
+        r"the bad rows, run `packhouse quarantine show RECIPE`\.$",
     )
 
 

@@ -54,7 +54,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             "all 30 rows are bad (fields 30), so there is nothing to publish; first 'fields': "
             "talks/talks.jsonl line 1, no field 'instruction'; the row has 'messages'. Rows of "
             "'talks' look like `chat`, but the recipe reads them as `alpaca`. Try `format: chat`, "
-            "or `format: mixed` if rows have several shapes. To see them, run "
+            "or `format: mixed` if rows have several shapes. To see the bad rows, run "
             "`packhouse quarantine show ",
         ),
         (  # a row that fits the recipe's format is not sent to another one

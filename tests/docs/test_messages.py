@@ -58,8 +58,8 @@ DETAILS = {
     "system_not_first": "message 1 is a system turn but not the first message",
     "starts_with_assistant": "the first turn (message 0) is from the assistant",
     "tool_result_without_call": "message 1 is a tool result, but no tool call precedes it",
-    "consecutive_user": "message 1 is a user turn right after a user turn",
-    "consecutive_assistant": "message 2 is an assistant turn right after an assistant turn",
+    "consecutive_user": "message 1 is a user turn right after another user turn",
+    "consecutive_assistant": "message 2 is an assistant turn right after another assistant turn",
     "call_without_result": "message 2 follows a tool call that has no result",
     "no_assistant": "there is no assistant turn, so there is nothing to train",
     "expression": (
@@ -73,7 +73,7 @@ DETAILS = {
     "ends_on_tool": "the last message is a tool result, so the answer to it is missing",
     "no_prompt": "chosen has no prompt",
     "prompt_differs": "chosen is a conversation whose prompt differs from the row's prompt",
-    "not_one_answer": "after the prompt, completion has user, not one assistant turn",
+    "not_one_answer": "after the prompt, completion has the turns user instead of one assistant turn",
     "same_answers": "the chosen and rejected answers are identical",
     "weight": "the answer in chosen has a loss weight",
     "empty_prompt": "the prompt (message 0) is empty: a user turn without text",
@@ -90,12 +90,12 @@ MESSAGES = {
         "or set pack.over_length to truncate_turns."
     ),
     "QuarantineLimitError": (
-        "2 of 32 rows (6.25%) are bad; the limit is 1.00%: type 2. Fix the rows, or "
+        "2 of 32 rows (6.25%) are bad (type 2); the limit is 1.00%. Fix the rows, or "
         "raise validate.max_quarantined; first 'type': rows/rows.jsonl line 31, instruction "
         "is a number, not text; to convert it to text, use `select: {instruction: "
         "'\"instruction\"::VARCHAR', output: '\"output\"::VARCHAR'}` instead of `fields`. "
         "Remedy: use strings for text fields (in `select`: `cast(... as varchar)`) and integers "
-        "for IDs and labels. To see them, run `packhouse quarantine show "
+        "for IDs and labels. To see the bad rows, run `packhouse quarantine show "
         "TMP/cache/steps/validate/KEY/quarantined.arrow`."
     ),
     "AuditError": (

@@ -440,7 +440,7 @@ def test_a_refusal_shows_the_first_bad_rows_their_cause_and_what_to_type(place, 
     said = (
         "instructions/instructions.jsonl line 1, .*[.] Rows of 'instructions' look like `chat`, "
         "but the recipe reads them as `alpaca`. Try `format: chat`, or `format: mixed` if rows "
-        "have several shapes. To see them, run `packhouse quarantine show RECIPE`"
+        "have several shapes. To see the bad rows, run `packhouse quarantine show RECIPE`"
     )
     assert re.search(said, state.message)
     assert str(cache) not in state.message

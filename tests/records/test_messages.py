@@ -115,7 +115,7 @@ def test_runs_of_tokens_may_stand_in_any_order_and_one_must_be_trained():
 def test_the_message_at_fault_is_named():
     found = role_violations(conversations([U, A, U, A, U, U, A]), refused_orders=ORDERS)
 
-    assert found == {0: ("consecutive_user", "message 5 is a user turn right after a user turn")}
+    assert found == {0: ("consecutive_user", "message 5 is a user turn right after another user turn")}
 
 
 def test_options_relax_only_the_rule_they_name():

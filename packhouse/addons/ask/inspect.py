@@ -85,7 +85,7 @@ class _Wanted:
 @number_option(
     "--records", "Print this many individual records instead of packs. [default: 5]", least=1
 )
-@click.option("--source", help="Print records of this source or `source/file`.")
+@click.option("--source", help="Print records from this source, or from `source/file`.")
 @number_option("--row", "Print the records of this row of a file (0-based).")
 @click.option("--record", help="Print the record with this ID.")
 @click.option("--grep", metavar="TEXT", help="Print records that contain this text.")
@@ -107,7 +107,7 @@ def inspect(
     as_json: bool,
     **wanted: Any,
 ) -> None:
-    """Print packs or records with trained tokens in green, or between {+ and +} if piped.
+    """Print packs or records with trained tokens in green, or between {+ and +} if the output is piped.
 
     VERSION is STORE/DATASET[@REF]. For a RECIPE, print the first rows as they would be trained,
     without preparing anything. In a terminal, the output opens in a pager.

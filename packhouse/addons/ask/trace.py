@@ -54,8 +54,8 @@ _RULES = {
 @click.command()
 @click.argument("target", metavar="STORE/DATASET[@REF]")
 @click.option("--split", help="Split to read. [default: train, or the first one]")
-@number_option("--pack", "Number of the pack in its split (0-based).")
-@number_option("--token", "Number of the token in the pack (0-based).")
+@number_option("--pack", "Pack number in the split (0-based).")
+@number_option("--token", "Token number in the pack (0-based).")
 @click.option("--file", help="Source file: faq.jsonl, source/faq.jsonl, or its path.")
 @number_option("--line", "Line number in a JSON Lines file (1-based).", least=1)
 @number_option("--row", "Row number in a file of any format (0-based).")
@@ -70,10 +70,10 @@ def trace(
     row: int | None,
     as_json: bool,
 ) -> None:
-    """Find the source row of a token and why it is trained, or what happened to a row.
+    """Find the source row of a token and show why it is trained, or show what happened to a row.
 
     Rows, packs and tokens are numbered from 0, and lines from 1, as in an editor: if there are no
-    blank lines, line 18 is row 17. --line needs the source file on this machine.
+    blank lines, line 18 is row 17. --line requires the source file to be on this machine.
 
     \b
     Example:

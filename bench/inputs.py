@@ -70,11 +70,13 @@ def _write(path: Path, rows: Iterable[dict[str, Any]], *, lines: bool = False) -
 
 
 def edited(path: Path, *, inserts: bool) -> Path:
-    """Return a copy of a JSON array with a changed or a new row in the middle, cached."""
-    copy = path.with_name(f"{path.stem}-{'inserted' if inserts else 'changed'}.json")
-    if path.parent != WORK:
-        copy = WORK / copy.name
+    """Return a copy of a JSON array with a changed or a new row in the middle, cached.
+
+    It has the same name, in another folder, because the name is part of the keys of its shards.
+    """
+    copy = WORK / ("inserted" if inserts else "changed") / path.name
     if not copy.is_file():
+        copy.parent.mkdir(parents=True, exist_ok=True)
         rows = json.loads(path.read_bytes())
         middle = len(rows) // 2
         new = {**rows[middle], "instruction": "Which row is new?"}

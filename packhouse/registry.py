@@ -37,7 +37,7 @@ COMMANDS = {
     ),
     "stats": (
         "packhouse.addons.ask.sql",
-        "Show the record and token counts and the lengths of a version.",
+        "Show the record and token counts of a version, and record lengths.",
     ),
     "inspect": ("packhouse.addons.ask.inspect", "Print packs with trained tokens highlighted."),
     "report": (

@@ -178,7 +178,7 @@ def check_audit(audit: Audit, config: AuditConfig) -> tuple[GateResult, ...]:
     more = f"; and {len(breaches) - 3} more" if len(breaches) > 3 else ""
     limits = dict.fromkeys(f"audit.{breach.limit}" for breach in breaches if breach.limit)
     if "audit.max_duplicates" in limits:
-        limits["dedup.exact (drop keeps one row of each)"] = None
+        limits["dedup.exact (drop keeps one copy of each row)"] = None
     if "audit.max_contaminated" in limits:
         limits["audit.on_match"] = None  # `drop` drops the rows
     if "audit.max_untrained_packs" in limits:  # `concat` may fill whole packs with a long prompt
@@ -188,10 +188,10 @@ def check_audit(audit: Audit, config: AuditConfig) -> tuple[GateResult, ...]:
     if "other_stops" in kinds:
         limits["format.stop_tokens"] = None
     if any(row.what == THOUGHT_LOST for breach in breaches for row in breach.rows):
-        limits["format.reasoning, format.thought_end"] = None
+        limits |= {"format.reasoning": None, "format.thought_end": None}
     if kinds:
         limits["format.turns (whole publishes anyway)"] = None
-    change = f", or change {', '.join(limits)}" if limits else ""
+    change = f", or change {' or '.join(limits)}" if limits else ""
     raise AuditError(
         f"the audit stopped publication: {text}{more}. Fix the rows or the template{change}",
         breaches=_BREACHES.dump_python(breaches, exclude_defaults=True),
@@ -260,7 +260,8 @@ def _shares(
         number, total = counts.get(kind, 0), counts.get(of, 0)
         allowed = getattr(config, limit)
         share = number / max(total, 1)
-        text = f"{number:,} of {total:,} ({share:.2%}, limit {allowed:.2%}) {says}"
+        unit, what = says.split(" ", 1)
+        text = f"{number:,} of {total:,} {unit} ({share:.2%}, limit {allowed:.2%}) {what}"
         yield _Finding(kind, source, number, total, text, limit, allowed)
 
 

@@ -372,7 +372,7 @@ def set_version(
 @_reason_option
 @json_option()
 def roll_back(dataset: str, name: str, steps: int, reason: str, as_json: bool) -> None:
-    """Point REF to an earlier version from its history.
+    """Point REF at an earlier version from its history.
 
     \b
     Example:

@@ -95,7 +95,7 @@ QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
             "keep only one of `seq_lengths`, `cu_seqlens` and `position_ids`, and make it add up "
             "to the number of tokens",
         ),
-        "nothing_trained": Reason("no token of the record is trained", "fix or remove the mask"),
+        "nothing_trained": Reason("no token in the record is trained", "fix or remove the mask"),
         "vocabulary": Reason(
             "an id is not in the tokenizer's vocabulary", "use the tokenizer that made the rows"
         ),

@@ -170,11 +170,11 @@ def test_a_breach_names_the_rows_and_publishes_nothing(repeating):
     with pytest.raises(AuditError) as caught:
         repeating.prepare()
     assert str(caught.value) == (
-        "the audit stopped publication: source 'repeats': 8 of 48 (16.67%, limit 10.00%) rows "
+        "the audit stopped publication: source 'repeats': 8 of 48 rows (16.67%, limit 10.00%) "
         "repeat an earlier row, worst: repeats/repeats.jsonl row 0 (2), repeats/repeats.jsonl row "
         "1 (2), "
         "repeats/repeats.jsonl row 2 (2). Fix the rows or the template, or change "
-        "audit.max_duplicates, dedup.exact (drop keeps one row of each)"
+        "audit.max_duplicates or dedup.exact (drop keeps one copy of each row)"
     )
     assert caught.value.exit_code == 4
     (breach,) = caught.value.breaches

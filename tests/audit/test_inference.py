@@ -151,7 +151,7 @@ def test_a_wrong_answer_stops_publication(how, qwen3):
     said = str(error.value)
     assert "chats/chats.jsonl row 0, message 1: its thought is not trained" in said
     assert "instead of 'Must look.'" in said
-    remedies = "format.reasoning, format.thought_end, format.turns (whole publishes anyway)"
+    remedies = "format.reasoning or format.thought_end or format.turns (whole publishes anyway)"
     assert said.endswith(f"or change {remedies}")
 
 

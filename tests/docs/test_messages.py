@@ -45,7 +45,7 @@ DETAILS = {
         "label to its own token or to -100, since trainers shift them"
     ),
     "boundaries": "seq_lengths do not add up to the row's 3 tokens",
-    "nothing_trained": "no token of the record is trained",
+    "nothing_trained": "no token in the record is trained",
     "arguments": (
         "documents is not a list of objects, such as {title, text}; if it is not for the "
         "chat template, list it in `ignored_fields`"
@@ -99,9 +99,9 @@ MESSAGES = {
         "TMP/cache/steps/validate/KEY/quarantined.arrow`."
     ),
     "AuditError": (
-        "the audit stopped publication: source 'rows': 29 of 30 (96.67%, limit 0.00%) rows "
+        "the audit stopped publication: source 'rows': 29 of 30 rows (96.67%, limit 0.00%) "
         "repeat an earlier row, worst: rows/rows.jsonl row 0 (30). Fix the rows or the "
-        "template, or change audit.max_duplicates, dedup.exact (drop keeps one row of each)"
+        "template, or change audit.max_duplicates or dedup.exact (drop keeps one copy of each row)"
     ),
     "TokenizerError": (
         "tokenizer folder 'TMP/empty' has no vocabulary file (no tokenizer file). It needs "

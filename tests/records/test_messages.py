@@ -108,14 +108,16 @@ def test_runs_of_tokens_may_stand_in_any_order_and_one_must_be_trained():
     rows = conversations([U, A, U], [A], [A, A, U], [U], [S])
     found = role_violations(rows, refused_orders=ORDERS, answers="tokens", max_chars=1)
 
-    why = ("nothing_trained", "no token of the record is trained")
+    why = ("nothing_trained", "no token in the record is trained")
     assert found == {3: why, 4: why}
 
 
 def test_the_message_at_fault_is_named():
     found = role_violations(conversations([U, A, U, A, U, U, A]), refused_orders=ORDERS)
 
-    assert found == {0: ("consecutive_user", "message 5 is a user turn right after another user turn")}
+    assert found == {
+        0: ("consecutive_user", "message 5 is a user turn right after another user turn")
+    }
 
 
 def test_options_relax_only_the_rule_they_name():

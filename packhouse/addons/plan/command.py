@@ -27,7 +27,7 @@ from packhouse.system.wording import counted, cut_pair
 @click.command()
 @recipe_options
 def plan(recipe_path: str, overrides: tuple[str, ...], cache: Path, as_json: bool) -> None:
-    """Estimate the rows, records, tokens, packs and bytes of a run of RECIPE.
+    """Estimate the rows, records, tokens, packs and bytes that RECIPE would produce.
 
     Also show which rows would be quarantined, which steps are cached, and how much cache space a
     run needs. Only a sample of each source is read; counts of tokenized shards are exact.

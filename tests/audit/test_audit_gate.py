@@ -230,7 +230,7 @@ def test_a_misplaced_mask_stops_the_run_whatever_the_limits():
 def test_a_source_listed_twice_is_stopped(project):
     project.write(SUMS, "copy.jsonl")
     project.edit(sources=[{"path": f"{n}.jsonl", "format": "alpaca"} for n in ("sums", "copy")])
-    with pytest.raises(AuditError, match=r"40 of 80 \(50.00%, limit 30.00%\) rows repeat"):
+    with pytest.raises(AuditError, match=r"40 of 80 rows \(50.00%, limit 30.00%\) repeat"):
         project.prepare()
 
 

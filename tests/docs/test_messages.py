@@ -73,7 +73,7 @@ DETAILS = {
     "ends_on_tool": "the last message is a tool result, so the answer to it is missing",
     "no_prompt": "chosen has no prompt",
     "prompt_differs": "chosen is a conversation whose prompt differs from the row's prompt",
-    "not_one_answer": "after the prompt, completion has the turns user instead of one assistant turn",
+    "not_one_answer": "after the prompt, completion must have one assistant turn, got user",
     "same_answers": "the chosen and rejected answers are identical",
     "weight": "the answer in chosen has a loss weight",
     "empty_prompt": "the prompt (message 0) is empty: a user turn without text",

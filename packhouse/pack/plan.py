@@ -416,7 +416,8 @@ def plugin_planner(strategy: str) -> Callable[[Lengths, int, int | None], PackPl
         if tokens.max(initial=0) > seq_len:
             index = int(np.argmax(tokens))
             raise PluginError(
-                f"{plugin} put {tokens[index]:,} tokens into pack {index}, over seq_len {seq_len:,}"
+                f"{plugin} put {tokens[index]:,} tokens into pack {index}, more than seq_len "
+                f"{seq_len:,}"
             )
         return packed
 

@@ -168,7 +168,7 @@ def test_packs_are_warned_of_until_a_model_is_guarded(make_version, tmp_path, mo
         monkeypatch.setattr(module, "GUARDS", guards)
     monkeypatch.setattr(boundaries, "_WARNED", set())
     packs, records = make_version(), make_version(num_records=20, strategy="none")
-    said = r"several records each.*Call enable_packing\(model\) before training.*padding_free=True"
+    said = r"several records, .*Call enable_packing\(model\) before training.*padding_free=True"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         load_packed(records, cache=tmp_path)

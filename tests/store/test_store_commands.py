@@ -77,7 +77,7 @@ def test_gc_shows_first(dataset, tmp_path):
     os.utime(store.root / "tiny/v/cccc.g0/data/train-0.parquet", (0, 0))
     shown = json.loads(call("gc", dataset, "--grace-hours", "0", "--json"))
     assert (shown["dry_run"], shown["bytes"], shown["deleted"]) == (True, 4, 0)
-    assert "deleted 1 objects" in call("gc", dataset, "--grace-hours", "0", "--delete")
+    assert "1 object deleted" in call("gc", dataset, "--grace-hours", "0", "--delete")
 
 
 def test_doctor_passes_a_folder(tmp_path):
@@ -153,7 +153,7 @@ def test_gc_leaves_a_version_with_a_damaged_manifest_alone(dataset, tmp_path):
         os.utime(path, (0, 0))
     output = call("gc", dataset, "--grace-hours", "1", "--delete", code=5)
     assert "damaged" in output
-    assert "deleted 1 objects" in output
+    assert "1 object deleted" in output
     assert sorted(folder.rglob("*")) == before
 
 

@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +60,10 @@ def cpu_s() -> float:
     """Return the CPU seconds of this process and its descendants, living or waited for."""
     ticks = 0
     for pid in tree(os.getpid()):
-        # After the name in parentheses: state is field 3, utime to cstime are fields 14 to 17.
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        ticks += sum(map(int, fields[11:15]))
+        with suppress(OSError):  # it has ended
+            # After the name in parentheses: state is field 3, utime to cstime are fields 14 to 17.
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            ticks += sum(map(int, fields[11:15]))
     return ticks / os.sysconf("SC_CLK_TCK")
 
 

@@ -45,8 +45,7 @@ MEASURED = Costs(
     token_s_per_million={"files": 0.086},
     record_s_per_million={"pack": 0.4, "split": 2.1},
     io_ratio={
-        **{"validate": 2.2, "format": 2.6, "tokenize": 2.6, "audit": 3.8},
-        "files": 1.6,
+        **{"validate": 2.2, "format": 2.6, "tokenize": 2.6, "audit": 3.8, "files": 1.6},
     },
 )
 
@@ -196,9 +195,7 @@ def read_costs(path: Path) -> Costs:
     millions, rows = raw["tokens"] / 1e6, raw["rows"] / 1e6
     return Costs(
         shard_s_per_mb={**per_mb, "audit": cpu["audit shard"] / raw["raw_mb"]},
-        token_s_per_million={
-            "files": cpu["files data"] / millions,
-        },
+        token_s_per_million={"files": cpu["files data"] / millions},
         record_s_per_million={
             "pack": cpu["pack"] / rows,
             "split": (cpu["split"] + cpu["audit records"] + cpu["files records"]) / rows,

@@ -90,7 +90,7 @@ class _Answer(NamedTuple):
 
 @dataclass(slots=True)
 class _Record:
-    """One record as it is trained."""
+    """A trained record."""
 
     source: str
     row: int

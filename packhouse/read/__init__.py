@@ -16,5 +16,5 @@ __all__ = [
     "with_raw_rows",
 ]
 
-VERSION = 2
+VERSION = 3
 """Part of cache keys. Raise it when the same bytes would give other rows, reasons or order."""

@@ -15,7 +15,7 @@ any other is the `FORMAT` of its file. `read/faq_format.py`, whose name `faq` is
 
     FORMAT = Faq(required=aliases("faq reply|response"))
 
-`auto` and `mixed` try the formats in files of their own first. Set `is_detected` to False for a
+`auto` and `mixed` try the formats in separate files first. Set `is_detected` to False for a
 format that a recipe must name, or override `holds` to look at values.
 
 Rows of any format can have options next to their conversation: `chat_template_kwargs` and

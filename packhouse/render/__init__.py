@@ -25,8 +25,8 @@ from packhouse.tokenize.encoders import TokenizerSnapshot, TokenLimit, ends_of
 
 __all__ = ["VERSION", "Rendered", "Renderer", "WindowRule", "make_renderer"]
 
-VERSION = 1
-"""Version of rendering. Raise it when the text or spans of any row change."""
+VERSION = 2
+"""Version of rendering. Raise it when the text, spans or counts of any rows change."""
 
 MAX_ENGINES = 8
 _ENGINES: dict[str, ChatEngine] = {}

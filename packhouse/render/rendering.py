@@ -338,7 +338,7 @@ def measure_kinds(
 
     A kind is what decides how a template writes a message: the keys of the messages around it and
     their answers to the template's questions, the kinds of messages before it, and the template's
-    own text around it. A message whose position is uncertain is of its own kind.
+    own text around it. A message whose position is uncertain is alone in its kind.
 
     Args:
         whole: rendering of all messages.

@@ -405,7 +405,7 @@ def _closing_length(talk: TracedRow, number: int, gap: bytes, control: re.Patter
     with suppress(RefusedError):
         shorter = talk.prefix(number + 1)
         if own := shorter.own(number):
-            # "<|end|>\n<|eot|>" and "<|end|>\n<|user|>": the first 8 bytes, for a control token is
+            # "<|end|>\n<|eot|>" and "<|end|>\n<|user|>": the first 8 bytes. A control token is
             # never split.
             pairs = zip(shorter.text[own[-1].end :], gap, strict=False)
             common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

@@ -147,8 +147,8 @@ _phase: tuple[str, float, Any] | None = None
 """Work outside the steps, such as planning: its name, its start, its task in the display."""
 _forward: Callable[[float], None] | None = None
 # Flow runs that share a process set one each. Without a flow, all threads of the process must see
-# the same running step, so the default is one mutable object.
-_run: ContextVar[_Run] = ContextVar("run", default=_Run())  # noqa: B039
+# the same running step.
+_run: ContextVar[_Run] = ContextVar("run", default=_Run())  # noqa: B039 - shared on purpose
 
 
 def current_step() -> Step | None:

@@ -67,7 +67,7 @@ size; default 20. All renderings of a row together may take `_ROW_TIMES` as much
 
 _ROW_TIMES = 30  # a long conversation is rendered once for each of its turns
 _BYTES_PER_SECOND = 50_000  # minimum speed of a batch; HF encodes 2 MB/s
-# A worker that sleeps or is blocked uses no CPU time, so silence has a limit of its own.
+# A worker that sleeps or is blocked uses no CPU time, so silence has a separate limit.
 _QUIET_S = 600
 _IDLE_S = 60.0
 _MAX_REPLY_BYTES = 2**30

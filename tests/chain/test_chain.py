@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -11,6 +12,7 @@ from packhouse.errors import (
     QuarantineLimitError,
     SequenceTooLongError,
 )
+from packhouse.records.tables import PACKED
 from packhouse.store import open_version
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -286,3 +288,29 @@ def test_validate_that_loses_a_row_is_noticed(project, monkeypatch):
 
     monkeypatch.setattr("packhouse.run.steps.validate.read_shard", lose_one)
     fails_with(project, ContractError, "'validate' lost 1 of 60 rows")
+
+
+def _with_bad_id(batch):
+    ids = batch["input_ids"]
+    bad = pa.ListArray.from_arrays(ids.offsets, pa.array([-1] * len(ids.flatten()), pa.int32()))
+    return batch.set_column(0, PACKED.field("input_ids"), bad.cast(ids.type))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (_with_bad_id, r"packed row 0: input_ids\[0\] = -1 is outside the vocabulary"),
+        (lambda batch: batch.drop_columns(["label"]), "packed: column 'label' must be int64"),
+    ],
+    ids=["a value", "a column"],
+)
+def test_packs_are_checked_before_they_are_written(project, monkeypatch, spoil, said):
+    from packhouse.errors import ContractError
+    from packhouse.pack.gather import gather
+
+    monkeypatch.setattr(
+        "packhouse.run.packed.gather",
+        lambda *given, **options: map(spoil, gather(*given, **options)),
+    )
+    fails_with(project, ContractError, said)
+    assert not (project.root / "store").exists()

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from packhouse.errors import ConflictError, TransientError, VersionNotFoundError
 from packhouse.store import gc, manifest, protocol, publish, read, refs
@@ -504,10 +505,11 @@ class Simulation:
 
 def simulate(seeds: range, **store: bool) -> tuple[int, int]:
     """Run schedules and return requests and faults. A violation names its seed."""
-    manifest.parse_slot = _parse_slot  # type: ignore[assignment]  # cached, so it is not a plain function
-    refs.parse_ref = _parse_ref
     num_steps = num_faults = 0
-    try:
+    with (
+        mock.patch.object(manifest, "parse_slot", _parse_slot),
+        mock.patch.object(refs, "parse_ref", _parse_ref),
+    ):
         for seed in seeds:
             schedule = Simulation(seed, **store)
             try:
@@ -516,7 +518,4 @@ def simulate(seeds: range, **store: bool) -> tuple[int, int]:
                 raise Violation(f"seed {seed}: {error}") from error
             num_steps += schedule.num_steps
             num_faults += schedule.num_faults
-    finally:
-        manifest.parse_slot = _REAL_PARSE_SLOT
-        refs.parse_ref = _REAL_PARSE_REF
     return num_steps, num_faults

@@ -199,11 +199,11 @@ class _Check:
         """Yield the records of a side to check, and count all of them."""
         ids = one_chunk(side.formatted["record_id"])
         known = one_chunk(side.conversations["record_id"])
-        places = np.arange(len(ids))
+        talks, aligned = side.conversations, np.arange(len(ids))
         if not known.equals(ids):
             places = pc.index_in(ids, value_set=known).to_numpy(zero_copy_only=False)
-        aligned = np.flatnonzero(places >= 0)  # False for NaN: no conversation with that id
-        talks = side.conversations.take(pa.array(places[aligned].astype(np.int64)))
+            aligned = np.flatnonzero(places >= 0)  # False for NaN: no conversation with that id
+            talks = talks.take(pa.array(places[aligned].astype(np.int64)))
         messages = FlatMessages.of(talks["messages"])
         weights = messages.decide_weights(self.config)
         weights = weights * np.repeat(pc.fill_null(one_chunk(talks["weight"]), 1), messages.counts)
@@ -359,6 +359,8 @@ class _Check:
                 if outer != before and _follows(outer, prompt, joint, template):
                     return _PARTIAL
                 continue
+            if is_right is None:
+                is_right = not self._can_be_plain(record, answer)
             if not is_right:
                 return _difference(
                     "it follows the prompt of the other thinking mode", before, first
@@ -372,8 +374,12 @@ class _Check:
             what += ", and the template does not read add_generation_prompt"
         return _difference(what, before, first)
 
-    def _modes(self, record: _Record, answer: _Answer) -> Iterator[tuple[dict[str, object], bool]]:
+    def _modes(
+        self, record: _Record, answer: _Answer
+    ) -> Iterator[tuple[dict[str, object], bool | None]]:
         """Yield template arguments to try, the most likely first, and whether they are correct.
+
+        None: correct only if the template cannot write the non-thinking prompt before the answer.
 
         If the row or the recipe sets the thinking switch, or the template has none, the arguments
         are used unchanged. Otherwise, an answer with reasoning must follow the thinking prompt. An
@@ -395,14 +401,14 @@ class _Check:
             yield from ((settings, True) for settings in (thinking, plain, {}))
         else:
             yield plain, True
-            # Reached only if the answer does not follow the plain prompt: it takes two renderings.
-            is_only = not self._writes(record, answer, plain)
-            yield {}, default is False or is_only
-            yield thinking, is_only
+            yield {}, True if default is False else None
+            yield thinking, None
 
-    def _writes(self, record: _Record, answer: _Answer, settings: Mapping[str, object]) -> bool:
-        """Return True if the text of an answer starts with the prompt for `settings`."""
-        given = record.tools, {**record.arguments, **settings}
+    def _can_be_plain(self, record: _Record, answer: _Answer) -> bool:
+        """Return True if the text of an answer starts with the non-thinking prompt."""
+        assert self.template.switch is not None
+        name, _, plain = self.template.switch
+        given = record.tools, {**record.arguments, name: plain}
         messages = record.messages[: answer.number + 1]
         try:
             prompt = self.template.render(messages[:-1], *given, is_prompt=True)
@@ -542,9 +548,14 @@ def _is_content(record: _Record, start: int, end: int) -> bool:
 
 def _difference(what: str, text: str, expected: str) -> _Fault:
     """Return a fault with both texts, cut shortly after their first difference."""
-    pairs = zip(text, expected, strict=False)
-    at_least = min(len(text), len(expected))
-    cut = next((n for n, (a, b) in enumerate(pairs) if a != b), at_least) + _SHOWN // 2
+    equal, differ = 0, min(len(text), len(expected)) + 1
+    while differ - equal > 1:
+        middle = (equal + differ) // 2
+        if text[:middle] == expected[:middle]:
+            equal = middle
+        else:
+            differ = middle
+    cut = equal + _SHOWN // 2
     return what, text[:cut][-_SHOWN:], expected[:cut][-_SHOWN:]
 
 

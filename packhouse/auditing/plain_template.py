@@ -21,7 +21,9 @@ import jinja2.ext
 from jinja2 import nodes
 from jinja2.meta import find_undeclared_variables
 from jinja2.parser import Parser
+from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 
 from packhouse.recipe import FormatConfig, Recipe
 from packhouse.recipe.settings import CHAT_TEMPLATES, is_renderer
@@ -38,6 +40,7 @@ from packhouse.tokenize.loading import tokenizer_folder
 _TEXT = ("Perhaps", "Certainly", "Otherwise", "Naturally", "Therefore")
 # Arguments of marked renderings; these private-use characters are in no template or row.
 _MARKS = {"_generation_begins": "\ue0b0", "_generation_ends": "\ue0b1"}
+_DICT_METHODS = frozenset(dir(dict))
 _DOCUMENTS = [{"title": "Likewise", "text": "Moreover"}]
 
 
@@ -55,6 +58,22 @@ class _Generation(jinja2.ext.Extension):
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         begin, end = (nodes.Output([nodes.Name(name, "load")]) for name in _MARKS)
         return [begin, nodes.Scope(body), end]
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """Jinja's sandbox with shorter checks of the most frequent look-ups, which are harmless."""
+
+    def getattr(self, obj: object, attribute: str) -> object:
+        """Look up `message.role`, `loop.index0` or `namespace.name`: a third of the time."""
+        if type(obj) is dict and attribute not in _DICT_METHODS:
+            return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+        if (
+            type(obj) in (LoopContext, Namespace)
+            and attribute[0] != "_"
+            and hasattr(obj, attribute)
+        ):
+            return getattr(obj, attribute)
+        return super().getattr(obj, attribute)
 
 
 def _raise_exception(message: str) -> None:
@@ -86,7 +105,7 @@ class PlainTemplate:
         self, config: FormatConfig, snapshot: TokenizerSnapshot, date: str | None = None
     ) -> None:
         source = _source(config.template, snapshot)
-        environment = ImmutableSandboxedEnvironment(
+        environment = _Environment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
         )
         environment.filters["tojson"] = _tojson

@@ -40,7 +40,7 @@ def pack(ids, ranges, lengths):
 
 
 def packs(*rows):
-    return pa.Table.from_pylist(list(rows), PACKED).to_batches()
+    return pa.RecordBatch.from_pylist(list(rows), PACKED)
 
 
 def test_trl_packs_whose_labels_are_all_ignored():

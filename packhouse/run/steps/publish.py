@@ -45,10 +45,7 @@ from packhouse.store.manifest import SideCounts, TokenizerFacts, read_audit
 from packhouse.system.fingerprint import digest, library_versions
 from packhouse.tokenize.loading import check_unchanged, fingerprinted_bytes
 
-STEPS_BEFORE: tuple[AnyStep, ...] = (
-    *(VALIDATE, FORMAT, TOKENIZE, PACK),
-    *(SPLIT, AUDIT, FILES),
-)
+STEPS_BEFORE: tuple[AnyStep, ...] = (VALIDATE, FORMAT, TOKENIZE, PACK, SPLIT, AUDIT, FILES)
 """All steps before publish."""
 
 _REPORT = "report.html"

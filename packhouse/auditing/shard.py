@@ -381,7 +381,9 @@ def _has_no_end(tokens: PlacedTokens, at: int, messages: FlatMessages) -> bool:
         for each in turns
     ]
     role, message = "assistant", 0
-    for text in tokens.contents_of(row)[: span + 1]:  # find the messages that they come from
+    for begin, stop in zip(starts[: span + 1], ends[: span + 1], strict=True):
+        # Find the message that the content comes from.
+        text = tokens.data[begin:stop].tobytes().decode()
         places = range(message, len(said))
         found = next((n for n in places if said[n].strip() == text.strip()), None)
         role = "assistant" if found is None else turns[found]["role"]

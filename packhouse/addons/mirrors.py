@@ -27,6 +27,8 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+import numpy as np
+
 from packhouse.errors import (
     ConfigError,
     ConflictError,
@@ -35,8 +37,9 @@ from packhouse.errors import (
     StoreError,
     TransientError,
 )
-from packhouse.pack.layout import records_of
+from packhouse.pack.layout import trained_tokens
 from packhouse.recipe import Recipe
+from packhouse.records.lists import flat_list
 from packhouse.run.cache import LOCK, AnyReceipt, StepStore, is_intact, parse_receipt
 from packhouse.store.layout import version_folder
 from packhouse.store.objects import (
@@ -241,9 +244,15 @@ def text_rows(
         for entry in opened.files("data", split):
             path = opened.fetch(entry, folder / entry.key)
             for batch in read_batches(path):
-                for record_id, ids, mask in records_of(batch):
-                    text, trained = decode(ids.tolist()), decode(ids[mask].tolist())
-                    yield record_id, text, trained, len(ids), int(mask.sum())
+                ids, offsets = flat_list(batch["input_ids"])
+                mask = trained_tokens(batch, offsets)
+                # Lengths [3 2] end at [3 5]: the records are tokens [0, 3) and [3, 5) of the batch.
+                ends = np.cumsum(flat_list(batch["seq_lengths"])[0]).tolist()
+                names = batch["record_ids"].flatten().to_pylist()
+                for record_id, start, end in zip(names, [0, *ends], ends, strict=False):
+                    own, is_trained = ids[start:end], mask[start:end]
+                    text, trained = decode(own.tolist()), decode(own[is_trained].tolist())
+                    yield record_id, text, trained, len(own), int(is_trained.sum())
 
 
 def copy_version(opened: OpenVersion, uri: str, recipe: Recipe) -> str:

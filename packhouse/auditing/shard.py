@@ -381,7 +381,9 @@ def _has_no_end(tokens: PlacedTokens, at: int, messages: FlatMessages) -> bool:
         for each in turns
     ]
     role, message = "assistant", 0
-    for text in tokens.contents_of(row)[: span + 1]:  # find the messages that they come from
+    for begin, stop in zip(starts[: span + 1], ends[: span + 1], strict=True):
+        # Find the message that the content comes from.
+        text = tokens.data[begin:stop].tobytes().decode()
         places = range(message, len(said))
         found = next((n for n in places if said[n].strip() == text.strip()), None)
         role = "assistant" if found is None else turns[found]["role"]
@@ -443,56 +445,47 @@ def combine(shards: Sequence[tuple[str, Mapping[str, Any], Mapping[str, int]]]) 
     }
 
 
-def audit_packs(
-    packs: Iterable[pa.RecordBatch],
-    is_control: Bools,
-    is_blank: Bools,
-) -> dict[str, int]:
+def audit_packs(packs: pa.RecordBatch, is_control: Bools, is_blank: Bools) -> dict[str, int]:
     r"""Count packs and sequences without a trained token, and sequences with a cut answer.
 
     A sequence that ends with a trained token other than a control token teaches the model not to
     stop. White space may follow the control token, as in `<|im_end|>\n`.
 
     Args:
-        packs: batches, schema `tables.PACKED`.
+        packs: schema `tables.PACKED`.
         is_control: mask of control tokens, shape [vocab_size].
         is_blank: mask of ids that are only white space, shape [vocab_size].
 
     Returns:
         `packs`, `sequences`, `untrained_packs`, `untrained_sequences`, `cut_sequences`.
     """
-    counts: Counter[str] = Counter()
-    for batch in packs:
-        if not batch.num_rows:
-            continue
-        ids, offsets = flat_list(batch["input_ids"])
-        lengths, _ = flat_list(batch["seq_lengths"])
-        ranges = read_ranges(batch["trained_ranges"])
-        rows = ranges.row_of_each()
-        ends = ranges.ends + offsets[rows].astype(np.int64)
-        # Sequences of [3 2] tokens end at [3 5], trained ranges end at [2 5]: both sequences have
-        # a trained token, and the second one ends with it.
-        sequence_ends = np.cumsum(lengths, dtype=np.int64)
-        is_trained = np.zeros(len(lengths), np.bool_)
-        is_trained[np.searchsorted(sequence_ends, ends - 1, "right")] = True
-        last_range = np.searchsorted(ends, sequence_ends)
-        is_open = np.isin(sequence_ends, ends)  # the sequence ends with a trained token
-        starts = (ranges.starts + offsets[rows].astype(np.int64))[last_range[is_open]]
-        # Last token of each sequence that is not white space; it is trained if inside the range.
-        last = sequence_ends[is_open] - 1
-        while (goes_back := (last >= starts) & is_blank[ids[last]]).any():
-            last = last - goes_back
-        is_cut = (last < starts) | ~is_control[ids[last]]
-        # Rows with a label train a classification head, not their tokens.
-        has_label = batch["label"].is_valid().to_numpy(zero_copy_only=False)
-        counts.update(
-            packs=batch.num_rows,
-            sequences=len(lengths),
-            untrained_packs=int(((ranges.counts() == 0) & ~has_label).sum()),
-            untrained_sequences=int((~is_trained).sum()),
-            cut_sequences=int(is_cut.sum()),
-        )
-    return dict(counts)
+    ids, offsets = flat_list(packs["input_ids"])
+    lengths, _ = flat_list(packs["seq_lengths"])
+    ranges = read_ranges(packs["trained_ranges"])
+    rows = ranges.row_of_each()
+    ends = ranges.ends + offsets[rows].astype(np.int64)
+    # Sequences of [3 2] tokens end at [3 5], trained ranges end at [2 5]: both sequences have a
+    # trained token, and the second one ends with it.
+    sequence_ends = np.cumsum(lengths, dtype=np.int64)
+    is_trained = np.zeros(len(lengths), np.bool_)
+    is_trained[np.searchsorted(sequence_ends, ends - 1, "right")] = True
+    last_range = np.searchsorted(ends, sequence_ends)
+    is_open = np.isin(sequence_ends, ends)  # the sequence ends with a trained token
+    starts = (ranges.starts + offsets[rows].astype(np.int64))[last_range[is_open]]
+    # Last token of each sequence that is not white space; it is trained if inside the range.
+    last = sequence_ends[is_open] - 1
+    while (goes_back := (last >= starts) & is_blank[ids[last]]).any():
+        last = last - goes_back
+    is_cut = (last < starts) | ~is_control[ids[last]]
+    # Rows with a label train a classification head, not their tokens.
+    has_label = packs["label"].is_valid().to_numpy(zero_copy_only=False)
+    return {
+        "packs": packs.num_rows,
+        "sequences": len(lengths),
+        "untrained_packs": int(((ranges.counts() == 0) & ~has_label).sum()),
+        "untrained_sequences": int((~is_trained).sum()),
+        "cut_sequences": int(is_cut.sum()),
+    }
 
 
 Read: TypeAlias = Callable[[Sequence[str]], Iterable[pa.RecordBatch]]

@@ -164,12 +164,6 @@ class PlacedTokens(Tokens):
     def are_content(self, first: Int64s, last: Int64s) -> Bools:
         return self.holds_content(first, last) & self.is_exact[self.row_of(first)]
 
-    def contents_of(self, row: int) -> list[str]:
-        """Return the contents of a row."""
-        own = slice(*self.content_offsets[row : row + 2])
-        spans = zip(self.content_starts[own], self.content_ends[own], strict=True)
-        return [self.data[start:end].tobytes().decode() for start, end in spans]
-
     def text_of(self, row: int) -> bytes:
         """Return the text of a row."""
         return self.data[self.bases[row] : self.bases[row + 1]].tobytes()

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from packhouse.errors import ContractError, IntegrityError
+from packhouse.errors import ContractError
 from packhouse.records.lists import (
     count_up,
     flat_list,
@@ -226,34 +226,6 @@ def trained_mask(
     steps[starts] += 1
     steps[ends] -= 1
     return np.cumsum(steps[:-1], dtype=np.int8) > 0
-
-
-def records_of(
-    batch: pa.RecordBatch,
-) -> Iterator[tuple[str, Int32s, Bools]]:
-    """Yield record id, token ids and trained mask of each record (or piece) of published packs.
-
-    Raises:
-        ContractError: a column is missing, or columns do not match.
-        IntegrityError: a list contains a null.
-    """
-    names = set(batch.schema.names)
-    if not {"input_ids", "record_ids", "seq_lengths"} <= names:
-        raise ContractError("the data files have no record_ids, so records cannot be compared")
-    flat = {
-        name: batch[name].flatten().to_numpy(zero_copy_only=False)
-        for name in ("input_ids", "seq_lengths", "record_ids")
-    }
-    if nulls := [name for name in flat if batch[name].flatten().null_count]:
-        raise IntegrityError(f"column '{nulls[0]}' of the packs contains a null")
-    # Lengths [3 2] end at [3 5]: the records are tokens [0, 3) and [3, 5) of the batch.
-    ids, ends = flat["input_ids"], np.cumsum(flat["seq_lengths"])
-    mask = trained_tokens(batch, flat_list(batch["input_ids"])[1])
-    if not len(ids) == len(mask) == (ends[-1] if len(ends) else 0):
-        raise ContractError("lengths of records do not add up to those of their packs")
-    places = zip([0, *ends.tolist()], ends.tolist(), strict=False)
-    for record_id, (start, end) in zip(flat["record_ids"].tolist(), places, strict=True):
-        yield record_id, ids[start:end], mask[start:end]
 
 
 def position_ids(

@@ -19,7 +19,7 @@ import pyarrow as pa
 from packhouse.errors import ContractError
 from packhouse.pack.shuffle import splitmix64
 from packhouse.recipe import SplitConfig
-from packhouse.records.identity import NUM_DIGITS, Keys, as_arrow, is_among, key_bytes, leading_bits
+from packhouse.records.identity import NUM_DIGITS, Keys, is_among, key_bytes, leading_bits
 from packhouse.records.lists import one_chunk
 from packhouse.system.arrays import Bools, Int64s, Uint64s
 
@@ -31,16 +31,13 @@ def goes_to_eval(group_keys: Keys, config: SplitConfig, is_first: Bools | None =
     """Return a mask of the records that go to eval, by the hash of their group.
 
     Args:
-        group_keys: 20 hex digits per record, shape [num_records], Arrow or numpy strings.
+        group_keys: 20 hex digits per record, shape [num_records].
         config: split settings; reads `eval_fraction` or `eval_count`, and `seed`.
         is_first: mask of the first record of each row, which `eval_count` counts; by default each
             record is a row. Records of a row must have the same key.
 
     Returns:
         Mask of records, True for eval.
-
-    Raises:
-        ContractError: a key is not 20 hex digits.
 
     Example:
         >>> keys = pa.array(["00000000000000000000", "ffffffffffffffffffff"] * 2)
@@ -99,7 +96,7 @@ def join_groups(group_keys: Keys, pairs: Int64s, seed: int) -> pa.Array:
         >>> joined[0] == joined[2] == joined[3] != joined[1]
         True
     """
-    encoded = one_chunk(as_arrow(group_keys)).dictionary_encode()
+    encoded = one_chunk(group_keys).dictionary_encode()
     groups = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
     names = encoded.dictionary
     if not len(pairs):

@@ -41,6 +41,7 @@ from packhouse.read.streams import name_row
 from packhouse.read.where_select import reshape
 from packhouse.recipe import SourceConfig, ValidateConfig
 from packhouse.records.identity import GroupBy, conversation_ids, group_keys, pair_ids
+from packhouse.records.lists import one_chunk
 from packhouse.records.messages import role_violations
 from packhouse.records.tables import DROPPED, QUARANTINED, VALIDATED, write_table
 
@@ -78,17 +79,21 @@ def raw_rows(
 
 
 def with_raw_rows(quarantined: pa.Table, shard: SourceShard, rules: ValidateConfig) -> pa.Table:
-    """Add each row's original bytes and offset to a table of bad rows.
+    """Add original bytes and offsets to the bad rows that lack them, those of `refused_rows`.
 
-    Later steps see conversations, but what a user has to fix is the row. Arguments and errors are
-    those of `raw_rows`; all rows belong to this shard.
+    Templates and tokenizers see conversations, but what a user has to fix is the row. Arguments
+    and errors are those of `raw_rows`; all rows belong to this shard.
     """
-    rows = quarantined["row"].to_pylist()
+    lacks_bytes = pc.equal(one_chunk(quarantined["raw_sha256"]), "")
+    rows = quarantined["row"].filter(lacks_bytes).to_pylist()
+    if not rows:
+        return quarantined
     found = raw_rows(shard, rules, rows)
     for name, values in raw_columns([found[row] for row in rows]).items():
         field = QUARANTINED.field(name)
         place = QUARANTINED.get_field_index(name)
-        quarantined = quarantined.set_column(place, field, pa.array(values, field.type))
+        filled = pc.replace_with_mask(quarantined[name], lacks_bytes, pa.array(values, field.type))
+        quarantined = quarantined.set_column(place, field, filled)
     return quarantined
 
 

@@ -15,13 +15,11 @@ from typing import Any, Protocol
 
 from packhouse.errors import ContractError, EmptyDatasetError, PackhouseError, QuarantineLimitError
 from packhouse.records.gates import GateResult
+from packhouse.records.reasons import ROW_STEPS
 from packhouse.system.wording import counted
 
 Cell = int | str
 """Cell of a table."""
-
-ROW_STEPS = ("validate", "format", "tokenize")
-"""Steps that may reject a row; the limit of bad rows is checked after each."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,7 +11,7 @@ So a pair is counted, packed, split and dropped as a whole, like any record. All
 flat arrays.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -71,26 +71,25 @@ def _interleaved(sides: pa.Array) -> pa.Array:
 
 
 def keep_both(
-    chosen: pa.Table, rejected: pa.Table, refused: Iterable[pa.Table]
+    chosen: pa.Table, rejected: pa.Table, bad_chosen: pa.Table, bad_rejected: pa.Table
 ) -> tuple[pa.Table, pa.Table, pa.Table]:
     """Keep the pairs whose sides both passed, and list each bad pair once.
 
     Args:
         chosen: chosen sides that passed, identified by `row`.
         rejected: rejected sides that passed.
-        refused: bad rows of the chosen sides, then of the rejected sides, schema
-            `tables.QUARANTINED`.
+        bad_chosen: bad rows of the chosen sides, schema `tables.QUARANTINED`.
+        bad_rejected: bad rows of the rejected sides.
 
     Returns:
         Chosen and rejected sides in the same order, and bad rows in order of `row`.
     """
-    first, second = refused
-    of_rejected = pc.binary_join_element_wise("rejected", second["detail"], ": ")
+    details = pc.binary_join_element_wise("rejected", bad_rejected["detail"], ": ")
     place = QUARANTINED.get_field_index("detail")
-    second = second.set_column(place, QUARANTINED.field("detail"), of_rejected)
+    others = bad_rejected.set_column(place, QUARANTINED.field("detail"), details)
     # List a pair once, with the reason of its chosen side.
-    second = second.filter(pc.invert(pc.is_in(second["row"], value_set=first["row"])))
-    bad = pa.concat_tables([first, second]).sort_by("row")
+    others = others.filter(pc.invert(pc.is_in(others["row"], value_set=bad_chosen["row"])))
+    bad = pa.concat_tables([bad_chosen, others]).sort_by("row")
     kept = [
         table.filter(pc.is_in(table["row"], value_set=other["row"]))
         for table, other in ((chosen, rejected), (rejected, chosen))

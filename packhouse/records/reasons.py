@@ -286,6 +286,9 @@ WITH_REMEDY = {
 }
 """Reason codes whose detail has a remedy for the row, better than the general one here."""
 
+ROW_STEPS = tuple(QUARANTINE_REASONS)
+"""Steps that may reject a row, in order; the limit of bad rows is checked after each."""
+
 DROP_REASONS: dict[str, Reason] = {
     "over_seq_len": Reason(
         "longer than `pack.seq_len`",

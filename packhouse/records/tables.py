@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from packhouse.errors import ContractError
+from packhouse.records.reasons import ROW_STEPS
 from packhouse.system.arrays import Bools, Int64s
 
 # One message. `context` is Alpaca's `input` or Dolly's `context`: text of a user turn that the
@@ -197,7 +198,7 @@ Rules = Iterator[tuple[str, Bools]]
 
 _HEX20, _HEX64, _CODE = r"^[0-9a-f]{20}$", r"^[0-9a-f]{64}$", r"^[a-z][a-z0-9_]*$"
 _ROLES = pa.array(["system", "user", "assistant", "tool"])
-_BAD_ROW_STEPS = pa.array(["validate", "format", "tokenize"])
+_ROW_STEPS = pa.array(ROW_STEPS)
 
 
 def check(artefact: str, table: pa.Table) -> None:
@@ -323,7 +324,7 @@ def _tokenized(table: pa.Table) -> Rules:
 def _quarantined(table: pa.Table) -> Rules:
     for name in ("row", "byte_offset", "raw_size"):
         yield f"{name} is below 0", _below(table[name], 0)
-    yield "step is unknown", ~_mask(pc.is_in(table["step"], value_set=_BAD_ROW_STEPS))
+    yield "step is unknown", ~_mask(pc.is_in(table["step"], value_set=_ROW_STEPS))
     yield "reason is not a code", _unlike(table["reason"], _CODE)
     yield "detail is empty", _below(pc.binary_length(table["detail"]), 1)
     yield "raw_sha256 is not 64 hex digits", _unlike(table["raw_sha256"], _HEX64)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from packhouse.records.lists import ranges_array
 from packhouse.records.tables import FORMATTED
 from packhouse.system.arrays import Int64s, Objects
 
@@ -88,12 +89,7 @@ def span_lists(begins: Int64s, ends: Int64s, counts: Int64s) -> pa.Array:
         total = np.append(0, np.cumsum(kept))
         counts = np.diff(total[np.append(0, np.cumsum(counts))])
         begins, ends = begins[kept], ends[kept]
-    spans = pa.StructArray.from_arrays(
-        [pa.array(begins.astype(np.int32)), pa.array(ends.astype(np.int32))],
-        fields=list(SPANS.value_type),
-    )
-    offsets = np.append(0, np.cumsum(counts)).astype(np.int32)
-    return pa.ListArray.from_arrays(pa.array(offsets), spans, type=SPANS)
+    return ranges_array(begins.astype(np.int32), ends.astype(np.int32), counts)
 
 
 def concat_filled(parts: Sequence[Filled]) -> Filled:

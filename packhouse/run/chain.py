@@ -217,8 +217,7 @@ def output_jobs(
             f"no record fits in seq_len {recipe.pack.seq_len:,}, so there is nothing to publish. "
             "Raise pack.seq_len, or set pack.over_length to truncate_turns."
         )
-    shards = {"validate": plan.validate, "format": plan.format, "tokenize": plan.tokenize}
-    written = files.jobs(recipe, shards, plan.pack, packed)
+    written = files.jobs(recipe, plan.validate, plan.format, plan.tokenize, plan.pack, packed)
     reads = (
         *(plan.split, *plan.validate, *plan.format, *plan.tokenize, plan.pack),
         *(*plan.side_jobs, *plan.audit, *written),

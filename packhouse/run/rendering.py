@@ -94,8 +94,7 @@ def render_shard(
     if recipe.preferences == "pairs":
         other = renderer.render(read_table(validated.with_name(REJECTED)))
         rejected = cut_behind_answers(other.formatted)
-        both = (refused, other.quarantined)
-        formatted, rejected, refused = keep_both(formatted, rejected, both)
+        formatted, rejected, refused = keep_both(formatted, rejected, refused, other.quarantined)
         write_table(folder / REJECTED, rejected)
         notes["text_bytes"] += pc.sum(pc.binary_length(rejected["text"])).as_py() or 0
         notes.update(other.notes)

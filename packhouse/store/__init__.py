@@ -6,7 +6,7 @@ Readers never list objects: ref -> manifest -> files. A version exists as soon a
 code is run and simulated.
 """
 
-from packhouse.store.evolution import Drift, Gate
+from packhouse.store.evolution import Drift
 from packhouse.store.manifest import FileEntry, Manifest
 from packhouse.store.objects import ObjectStore, open_filesystem, open_store
 from packhouse.store.publish import LocalFile, PublishedVersion, publish_version
@@ -22,7 +22,6 @@ from packhouse.store.refs import Ref, load_ref, rollback_ref, set_ref
 __all__ = [
     "Drift",
     "FileEntry",
-    "Gate",
     "LocalFile",
     "Manifest",
     "ObjectStore",

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from packhouse.recipe import PublishConfig
 from packhouse.records.gates import GateOutcome, GateResult
 from packhouse.store.manifest import Manifest
 
@@ -42,29 +43,13 @@ class ManifestDiff:
     """Rows and tokens of each split."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Gate:
-    """Limits for moving a ref to another version."""
-
-    allow_breaking: bool = False
-    """Publish even if the schema breaks readers of the ref's current version."""
-    max_lengths: float | None = None
-    """Maximum distance of record lengths at which the ref still moves; None for no limit."""
-    max_sources: float | None = None
-    """Maximum distance of the sources' shares."""
-    max_quarantined: float | None = None
-    """Maximum change of the quarantined share."""
-    max_trained: float | None = None
-    """Maximum change of the trained share."""
-
-
 _DRIFTS = {
-    "lengths": "length",
-    "sources": "source",
-    "quarantined": "quarantine",
-    "trained": "trained-token",
+    "lengths": ("max_length_drift", "length"),
+    "sources": ("max_source_drift", "source"),
+    "quarantined": ("max_quarantine_drift", "quarantine"),
+    "trained": ("max_trained_drift", "trained-token"),
 }
-"""Field of `Drift` -> its name in a message."""
+"""Field of `Drift` -> its limit in the recipe, and its name in a message."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,12 +61,12 @@ class Drift:
     quarantined: float | None
     trained: float | None
 
-    def results(self, gate: Gate) -> tuple[GateResult, ...]:
+    def results(self, limits: PublishConfig) -> tuple[GateResult, ...]:
         """Return each measure with its limit and outcome.
 
         Example:
             >>> drift = Drift(lengths=0.3, sources=0.0, quarantined=None, trained=0.01)
-            >>> for result in drift.results(Gate(max_lengths=0.25)):
+            >>> for result in drift.results(PublishConfig(max_length_drift=0.25)):
             ...     print(result.name, result.outcome, result.value, result.limit)
             drift.lengths failed 0.3 0.25
             drift.sources passed 0.0 None
@@ -89,9 +74,9 @@ class Drift:
             drift.trained passed 0.01 None
         """
         results = []
-        for measure in _DRIFTS:
+        for measure, (setting, what) in _DRIFTS.items():
             name, value = f"drift.{measure}", getattr(self, measure)
-            limit = getattr(gate, f"max_{measure}")
+            limit = getattr(limits, setting)
             outcome: GateOutcome = "passed"
             detail = ""
             if value is None:
@@ -99,21 +84,21 @@ class Drift:
             elif limit is not None and value > limit:
                 outcome, detail = (
                     "failed",
-                    f"{_DRIFTS[measure]} drift is {value:.4f}; the limit is {limit:.4f}",
+                    f"{what} drift is {value:.4f}; the limit is {limit:.4f}",
                 )
             each = GateResult(name=name, outcome=outcome, value=value, limit=limit, detail=detail)
             results.append(each)
         return tuple(results)
 
-    def beyond(self, gate: Gate) -> tuple[str, ...]:
+    def beyond(self, limits: PublishConfig) -> tuple[str, ...]:
         """Return one sentence for each measure over its limit.
 
         Example:
             >>> drift = Drift(lengths=0.3, sources=0.0, quarantined=None, trained=0.01)
-            >>> drift.beyond(Gate(max_lengths=0.25, max_quarantined=0.1))
+            >>> drift.beyond(PublishConfig(max_length_drift=0.25, max_quarantine_drift=0.1))
             ('length drift is 0.3000; the limit is 0.2500',)
         """
-        return tuple(each.detail for each in self.results(gate) if each.outcome == "failed")
+        return tuple(each.detail for each in self.results(limits) if each.outcome == "failed")
 
 
 def breaking_changes(old: Manifest, new: Manifest) -> list[str]:

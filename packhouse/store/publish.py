@@ -50,9 +50,10 @@ from packhouse.errors import (
     StoreRefusedError,
     VersionNotFoundError,
 )
+from packhouse.recipe import PublishConfig
 from packhouse.records.ledger import sum_by_reason
 from packhouse.store import layout
-from packhouse.store.evolution import Drift, Gate, breaking_changes, measure_drift
+from packhouse.store.evolution import Drift, breaking_changes, measure_drift
 from packhouse.store.guard import require_guarded
 from packhouse.store.manifest import (
     FACTS,
@@ -214,7 +215,7 @@ def publish_version(
     files: Sequence[LocalFile],
     facts: Mapping[str, object],
     ref: str | None = None,
-    gate: Gate = Gate(),  # noqa: B008 - frozen
+    limits: PublishConfig = PublishConfig(),  # noqa: B008 - frozen
     tokenizer: Callable[[], bytes] | None = None,
     by: str | None = None,
 ) -> PublishedVersion:
@@ -229,7 +230,7 @@ def publish_version(
             `engines`, `libraries`, and `provenance` (not hashed). `schema` is a pyarrow Schema;
             default: the schema of the first Parquet or Arrow data file.
         ref: Ref to move. It does not move if it ever pointed to this version.
-        gate: Limits for moving the ref: breaking schema changes and drift.
+        limits: Settings that limit when the ref moves: breaking schema changes and drift.
         tokenizer: Returns the bytes whose sha256 is `lineage.tokenizer.fingerprint`. The store
             keeps one copy for all versions, which `provenance.keeps_tokenizer` records.
         by: The run that moves the ref; default: the user of this process.
@@ -265,7 +266,7 @@ def publish_version(
             uploads += name_files([LocalFile(card, "all", kind="card")])
             draft = replace(draft, files=tuple(entry for entry, _ in uploads))
         # Before the upload, so that a version that is refused leaves nothing in the store.
-        keeper = _Gatekeeper(draft, gate)
+        keeper = _Gatekeeper(draft, limits)
         held_back = ref is not None and not run(store, keeper.first_look(ref))
         if tokenizer is not None and draft.tokenizer_fingerprint:
             kept = keep_tokenizer(store, draft.tokenizer_fingerprint, tokenizer)
@@ -289,9 +290,9 @@ class _Gatekeeper:
     is found at is compared. If a comparison fails after the commit, the ref stays.
     """
 
-    def __init__(self, draft: Manifest, gate: Gate) -> None:
+    def __init__(self, draft: Manifest, limits: PublishConfig) -> None:
         self.draft = draft
-        self.gate = gate
+        self.limits = limits
         self.drift: Drift | None = None
         self.broken: tuple[str, ...] = ()
         self.ref_before: str | None = None
@@ -300,7 +301,7 @@ class _Gatekeeper:
     @property
     def held_back(self) -> tuple[str, ...]:
         """Why the ref may not move, one sentence each."""
-        drifted = self.drift.beyond(self.gate) if self.drift else ()
+        drifted = self.drift.beyond(self.limits) if self.drift else ()
         return (*(f"readers of {self._seen} would break: {what}" for what in self.broken), *drifted)
 
     def first_look(self, ref: str) -> Steps[bool]:
@@ -337,7 +338,7 @@ class _Gatekeeper:
         except VersionNotFoundError:
             return True
         self.drift = measure_drift(there, self.draft)
-        if not self.gate.allow_breaking:
+        if not self.limits.allow_breaking_schema:
             self.broken = tuple(breaking_changes(there, self.draft))
         return not self.held_back
 

@@ -142,8 +142,9 @@ def tokenize_shard(
     if recipe.preferences == "pairs":
         rejected_texts = read_table(formatted.with_name(REJECTED))
         other = tokenize_table(rejected_texts, snapshot, recipe.tokenize, cache, **options)
-        both = (refused, other.quarantined)
-        chosen, rejected, refused = keep_both(tokenized, other.tokenized, both)
+        chosen, rejected, refused = keep_both(
+            tokenized, other.tokenized, refused, other.quarantined
+        )
         tokenized, faults = join_sides(chosen, rejected)
         bad = refused_rows(chosen, faults, "tokenize")
         refused = pa.concat_tables([refused, bad]).sort_by("row")

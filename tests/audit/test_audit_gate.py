@@ -16,11 +16,11 @@ from packhouse.auditing.shard import audit_packs, audit_records
 from packhouse.auditing.tokens import NUM_WORST
 from packhouse.cli import cli
 from packhouse.errors import AuditError, EmptyDatasetError, QuarantineLimitError
-from packhouse.recipe import AuditConfig
+from packhouse.recipe import AuditConfig, PublishConfig
 from packhouse.records.ledger import LedgerLine, check_quarantine
 from packhouse.records.tables import PACKED
 from packhouse.run.packed import LINEAGE
-from packhouse.store import Drift, Gate, open_version
+from packhouse.store import Drift, open_version
 from packhouse.store.manifest import read_audit
 from tests.audit.conftest import SUMS, Sums
 
@@ -40,7 +40,7 @@ def pack(ids, ranges, lengths):
 
 
 def packs(*rows):
-    return pa.Table.from_pylist(list(rows), PACKED).to_batches()
+    return pa.RecordBatch.from_pylist(list(rows), PACKED)
 
 
 def test_trl_packs_whose_labels_are_all_ignored():
@@ -291,7 +291,8 @@ def test_the_share_of_bad_rows_is_the_value_of_a_result_or_of_an_error(bad, limi
 
 def test_drift_without_a_limit_passes_and_one_that_nobody_measured_is_not_reached():
     drift = Drift(lengths=0.3, sources=0.2, quarantined=None, trained=0.0)
-    outcomes = {r.name: r.outcome for r in drift.results(Gate(max_lengths=0.1, max_trained=0.0))}
+    limits = PublishConfig(max_length_drift=0.1, max_trained_drift=0.0)
+    outcomes = {r.name: r.outcome for r in drift.results(limits)}
     assert outcomes == {
         "drift.lengths": "failed",
         "drift.sources": "passed",

@@ -184,7 +184,7 @@ def test_a_pair_of_which_a_side_was_refused_is_refused_once():
 
     whole = side([([1], [2])] * 4)
     chosen, rejected = whole.take(pa.array([1, 3])), whole.take(pa.array([0, 3]))
-    kept = keep_both(chosen, rejected, (bad(0, 2), bad(1, 2)))
+    kept = keep_both(chosen, rejected, bad(0, 2), bad(1, 2))
 
     assert [each["row"].to_pylist() for each in kept] == [[3], [3], [0, 1, 2]]
     assert kept[2]["detail"].to_pylist() == ["no", "rejected: no", "no"]

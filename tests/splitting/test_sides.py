@@ -115,12 +115,6 @@ def test_order_does_not_matter(keys, data, config):
     assert is_eval([keys[i] for i in order], **config) == [in_order[i] for i in order]
 
 
-@pytest.mark.parametrize("key", ["", "abc", "G" * 20, "A" * 20, "\u00e9" * 10, "0" * 21, None])
-def test_a_key_that_is_not_20_hex_digits_is_refused(key):
-    with pytest.raises(ContractError, match=r"key 1 is '.*', not 20 lower-case hex digits"):
-        goes_to_eval(pa.array(["0" * 20, key]), SplitConfig(eval_fraction=0.5))
-
-
 def prove_disjoint(train, evaluation, what="group_key"):
     check = LeakCheck(what)
     for chunk in evaluation:

@@ -2,7 +2,8 @@ import pyarrow as pa
 import pytest
 
 from packhouse.errors import ContractError
-from packhouse.store import Gate, load_ref, open_store, open_version, publish_version
+from packhouse.recipe import PublishConfig
+from packhouse.store import load_ref, open_store, open_version, publish_version
 from packhouse.store import publish as publication
 from packhouse.store.evolution import measure_drift
 from tests.store.versions import FACTS, pack_table, write_file
@@ -13,9 +14,8 @@ def store(tmp_path):
     return open_store(str(tmp_path / "store"))
 
 
-def publish(store, tmp_path, vid, table, *, facts=None, gate=None):
+def publish(store, tmp_path, vid, table, *, facts=None, **options):
     file = write_file(tmp_path, table, vid)
-    options = {"gate": gate} if gate else {}
     return publish_version(store, "tiny", vid, [file], facts or FACTS, "latest", **options)
 
 
@@ -34,7 +34,7 @@ def test_a_schema_that_breaks_readers_of_the_ref_is_refused_before_anything_is_w
     assert "column 'labels' was removed" in raised.value.changes
     assert [info.key for info in store.list("")] == before
 
-    done = publish(store, tmp_path, "bbbb", wide, gate=Gate(allow_breaking=True))
+    done = publish(store, tmp_path, "bbbb", wide, limits=PublishConfig(allow_breaking_schema=True))
     assert done.ref.version == "bbbb.g0"
 
 
@@ -115,7 +115,8 @@ def test_drift_is_measured_from_manifests_and_can_hold_the_ref_back(store, tmp_p
     old = facts_of({"a": 50, "b": 50}, [[16, 60], [32, 40]], trained=100, bad=1)
     new = facts_of({"a": 80, "b": 20}, [[16, 60], [64, 40]], trained=120, bad=5)
     publish(store, tmp_path, "aaaa", pack_table(), facts=old)
-    done = publish(store, tmp_path, "bbbb", pack_table(9), facts=new, gate=Gate(max_lengths=0.3))
+    limits = PublishConfig(max_length_drift=0.3)
+    done = publish(store, tmp_path, "bbbb", pack_table(9), facts=new, limits=limits)
 
     assert done.drift.lengths == pytest.approx(0.4)
     assert done.drift.sources == pytest.approx(0.3)

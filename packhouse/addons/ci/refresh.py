@@ -22,7 +22,8 @@ from packhouse.errors import PackhouseError, VersionNotFoundError
 from packhouse.read.files import find_files
 from packhouse.recipe import PublishConfig, Recipe
 from packhouse.records.gates import GateResult
-from packhouse.records.ledger import ROW_STEPS, check_quarantine
+from packhouse.records.ledger import check_quarantine
+from packhouse.records.reasons import ROW_STEPS
 from packhouse.registry import function_of_addon
 from packhouse.render.sandbox import pinned_date
 from packhouse.run.cache import Mirror, Workspace, open_mirror

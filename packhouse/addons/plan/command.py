@@ -11,7 +11,7 @@ from packhouse.addons.plan.estimate import estimate
 from packhouse.cli.options import recipe_options
 from packhouse.read.files import source_name
 from packhouse.recipe import Recipe
-from packhouse.records.ledger import ROW_STEPS
+from packhouse.records.reasons import ROW_STEPS
 from packhouse.run.cache import Workspace
 from packhouse.run.cache_room import LastJob, cache_room, in_mb, load_last_run
 from packhouse.run.chain import Plan, bytes_needed, output_jobs, plan_jobs

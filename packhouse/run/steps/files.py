@@ -43,7 +43,7 @@ from packhouse.run.steps.pack import (
     Side,
 )
 from packhouse.run.steps.tokenize import TOKENIZE
-from packhouse.run.steps.validate import QUARANTINE, VALIDATE, may_drop
+from packhouse.run.steps.validate import QUARANTINE, VALIDATE, ValidateParameters, may_drop
 from packhouse.store.manifest import FileKind
 from packhouse.store.publish import LocalFile
 from packhouse.system.fingerprint import digest
@@ -190,7 +190,9 @@ class FilesFacts:
 
 def jobs(
     recipe: Recipe,
-    shards: Mapping[str, Sequence[AnyJob]],
+    validate: Sequence[Job[ValidateParameters]],
+    format_: Sequence[AnyJob],
+    tokenize: Sequence[AnyJob],
     pack: Job[PackParameters],
     packed: PackFacts,
 ) -> tuple[Job[FilesParameters], ...]:
@@ -198,7 +200,9 @@ def jobs(
 
     Args:
         recipe: recipe; reads `publish`.
-        shards: jobs of validate, format and tokenize, by step.
+        validate: jobs that read the shards.
+        format_: jobs that render them.
+        tokenize: jobs that tokenize them.
         pack: pack job.
         packed: facts of the pack job.
 
@@ -226,10 +230,9 @@ def jobs(
                 size=64 * (last - first),
             )
         )
-    everything = [job for jobs in shards.values() for job in jobs]
-    files.append(_left_out("quarantine", shards["tokenize"], everything))
-    if any(may_drop(job.parameters) for job in shards["validate"]):
-        files.append(_left_out("dropped", shards["validate"], shards["validate"]))
+    files.append(_left_out("quarantine", tokenize, [*validate, *format_, *tokenize]))
+    if any(may_drop(job.parameters) for job in validate):
+        files.append(_left_out("dropped", validate, validate))
     return tuple(files)
 
 
@@ -380,7 +383,7 @@ def _write_packs(
         of_file = (work.workspace, work.recipe, cut.split, rows, cut.rows_per_group, tally)
         for batch in read_packs(packed, *of_file):
             advance(batch.num_rows / (cut.last - cut.first))
-            counts.update(audit_packs([batch], is_control, is_blank))
+            counts.update(audit_packs(batch, is_control, is_blank))
             yield batch
 
     written = write_data_file(audited(), parameters, folder)

@@ -24,7 +24,7 @@ from packhouse.recipe import DedupConfig, FormatConfig, Recipe, TokenizeConfig
 from packhouse.recipe.settings import TEMPLATES, is_renderer
 from packhouse.records.identity import num_rows, rewrites
 from packhouse.records.pairs import REJECTED, both_sides
-from packhouse.records.tables import read_table, write_table
+from packhouse.records.tables import REFUSED, read_table, write_table
 from packhouse.registry import function_of_addon
 from packhouse.render.sandbox import pinned_date
 from packhouse.run.cache import Receipt
@@ -40,7 +40,7 @@ from packhouse.run.steps.validate import (
     ShardCounts,
     ValidateFacts,
     ValidateParameters,
-    take_refused,
+    write_quarantined,
 )
 from packhouse.system.plugins import plugin_key, plugin_names
 from packhouse.system.wording import near_files, near_name
@@ -194,7 +194,7 @@ def compute(work: JobContext[FormatParameters], folder: Path) -> ShardCounts:
         rows_out=formatted.num_rows,
         added=dict(added),
         dropped=dropped,
-        **take_refused(work, folder, [validated]),
+        **write_quarantined(work, folder, read_table(folder / REFUSED), [validated]),
         notes=dict(sorted(reply["notes"].items())),
         stop_tokens=reply["stop_tokens"],
         rows_rendered=num_rows(formatted),

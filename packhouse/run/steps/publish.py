@@ -40,15 +40,12 @@ from packhouse.store import (
     open_version,
     publish_version,
 )
-from packhouse.store.evolution import Drift, Gate
+from packhouse.store.evolution import Drift
 from packhouse.store.manifest import SideCounts, TokenizerFacts, read_audit
 from packhouse.system.fingerprint import digest, library_versions
 from packhouse.tokenize.loading import check_unchanged, fingerprinted_bytes
 
-STEPS_BEFORE: tuple[AnyStep, ...] = (
-    *(VALIDATE, FORMAT, TOKENIZE, PACK),
-    *(SPLIT, AUDIT, FILES),
-)
+STEPS_BEFORE: tuple[AnyStep, ...] = (VALIDATE, FORMAT, TOKENIZE, PACK, SPLIT, AUDIT, FILES)
 """All steps before publish."""
 
 _REPORT = "report.html"
@@ -231,7 +228,7 @@ def commit(
             files,
             _manifest_facts(facts, recipe),
             ref=None if at else config.ref,
-            gate=_gate(config),
+            limits=config,
             tokenizer=partial(_tokenizer_bytes, recipe.tokenizer, facts.tokenizer.fingerprint)
             if config.keep_tokenizer
             else None,
@@ -314,16 +311,6 @@ def _tokenizer_bytes(tokenizer: str, fingerprint: str) -> bytes:
     return fingerprinted_bytes(tokenizer)
 
 
-def _gate(config: PublishConfig) -> Gate:
-    return Gate(
-        allow_breaking=config.allow_breaking_schema,
-        max_lengths=config.max_length_drift,
-        max_sources=config.max_source_drift,
-        max_quarantined=config.max_quarantine_drift,
-        max_trained=config.max_trained_drift,
-    )
-
-
 def _schema_gate(changes: Sequence[str], detail: str) -> GateResult:
     outcome: GateOutcome = "failed" if changes else "passed"
     return GateResult(name="schema", outcome=outcome, value=len(changes), limit=0, detail=detail)
@@ -351,7 +338,7 @@ def ref_gates(
         schema = GateResult(name="schema", outcome="not reached", detail=detail)
     else:
         schema = _schema_gate(breaking, "; ".join(breaking))
-    return [schema, *drift.results(_gate(limits))]
+    return [schema, *drift.results(limits)]
 
 
 def configuration_of(recipe: Recipe) -> dict[str, object]:

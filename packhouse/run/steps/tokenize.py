@@ -9,10 +9,10 @@ import pyarrow.compute as pc
 from packhouse import tokenize
 from packhouse.read import SourceShard
 from packhouse.recipe import Recipe, TokenizeConfig
-from packhouse.records.tables import read_table
+from packhouse.records.tables import REFUSED, read_table
 from packhouse.run.step import Job, JobContext, Step
 from packhouse.run.steps.format import FORMAT, FormatParameters
-from packhouse.run.steps.validate import VALIDATE, ShardCounts, take_refused
+from packhouse.run.steps.validate import VALIDATE, ShardCounts, write_quarantined
 from packhouse.store.manifest import TokenizerFacts
 from packhouse.tokenize import run_tokenizer, tokenize_shard
 from packhouse.tokenize.loading import check_unchanged, tokenizer_bytes
@@ -76,11 +76,11 @@ def compute(work: JobContext[TokenizeParameters], folder: Path) -> TokenizeFacts
     reply = run_tokenizer(call, tokenizer, path.stat().st_size + tokenizer_bytes(tokenizer))
     check_unchanged(tokenizer, parameters.tokenizer)
     table = read_table(folder / "tokenized.arrow")
-    bad = take_refused(work, folder, [validated, formatted])
+    refused = read_table(folder / REFUSED)
     return TokenizeFacts(
         rows_in=formatted.facts.rows_out,
         rows_out=table.num_rows,
-        **bad,
+        **write_quarantined(work, folder, refused, [validated, formatted]),
         notes=dict(sorted(reply["notes"].items())),
         tokens_out=pc.sum(table["num_tokens"]).as_py() or 0,
         trained_tokens=pc.sum(table["num_trained"]).as_py() or 0,

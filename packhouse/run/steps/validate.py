@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
 
-import numpy as np
 import pyarrow as pa
 
 from packhouse import read
@@ -274,9 +273,8 @@ def compute(work: JobContext[ValidateParameters], folder: Path) -> ValidateFacts
     rows = read_shard(parameters.shard, parameters.source, parameters.rules, parameters.group_by)
     if parameters.tokenizer is not None:
         token_rows = read_given(rows.validated, work.load_tokenizer())
-        bad = with_raw_rows(token_rows.quarantined, parameters.shard, parameters.rules)
-        quarantined = pa.concat_tables([rows.quarantined, bad]).sort_by("row")
-        rows = replace(rows, validated=token_rows.conversations, quarantined=quarantined)
+        bad = pa.concat_tables([rows.quarantined, token_rows.quarantined]).sort_by("row")
+        rows = replace(rows, validated=token_rows.conversations, quarantined=bad)
         write_table(folder / "tokens.arrow", token_rows.tokenized)
         check_unchanged(work.recipe.tokenizer, parameters.tokenizer)
     rows.write(folder)
@@ -286,7 +284,7 @@ def compute(work: JobContext[ValidateParameters], folder: Path) -> ValidateFacts
         rows_in=rows.num_records,
         rows_out=rows.validated.num_rows,
         added={"extra_paths": rows.extra_paths} if rows.extra_paths else {},
-        **write_quarantined(folder, rows.quarantined),
+        **write_quarantined(work, folder, rows.quarantined),
         dropped=write_with_reasons(folder / "dropped.arrow", rows.dropped),
         notes=dict(sorted(rows.notes.items())),
         extra_fields=rows.extra_fields,
@@ -306,37 +304,28 @@ def compute(work: JobContext[ValidateParameters], folder: Path) -> ValidateFacts
     )
 
 
-def take_refused(
-    work: JobContext[Any], folder: Path, before: Sequence[Receipt[ShardCounts]]
+def write_quarantined(
+    work: JobContext[Any],
+    folder: Path,
+    rows: pa.Table,
+    before: Sequence[Receipt[ShardCounts]] = (),
 ) -> dict[str, Any]:
-    """Add the raw bytes to rows that a worker rejected, and write and count the rows.
+    """Write bad rows, if any, with their original bytes, and count them.
 
     Args:
         work: job with the shard of the rows.
         folder: folder of the step.
+        rows: schema `tables.QUARANTINED`.
         before: receipts of earlier steps for the same shard.
 
     Returns:
         `quarantined` and `quarantined_again` of `RowCounts`.
     """
-    refused = folder / REFUSED
-    rows = with_raw_rows(read_table(refused), work.parameters.shard, work.recipe.validate_)
-    refused.unlink()
+    rows = with_raw_rows(rows, work.parameters.shard, work.recipe.validate_)
+    (folder / REFUSED).unlink(missing_ok=True)  # a worker's bad rows, replaced by this file
     files = [each.path(QUARANTINE) for each in before if QUARANTINE in each.files]
-    known = [read_table(file)["row"] for file in files]
-    return write_quarantined(folder, rows, known)
-
-
-def write_quarantined(
-    folder: Path, rows: pa.Table, before: Sequence[pa.ChunkedArray] = ()
-) -> dict[str, Any]:
-    """Write bad rows, if any. `before` holds the numbers of bad rows from earlier steps.
-
-    Returns:
-        `quarantined` and `quarantined_again` of `RowCounts`.
-    """
-    known = np.concatenate([np.zeros(0, np.int64), *map(np.asarray, before)])
-    new = np.setdiff1d(rows["row"].to_numpy(), known)
+    known = {row for file in files for row in read_table(file)["row"].to_pylist()}
+    new = set(rows["row"].to_pylist()) - known
     return {
         "quarantined": write_with_reasons(folder / QUARANTINE, rows),
         "quarantined_again": rows.num_rows - len(new),

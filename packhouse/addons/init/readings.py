@@ -156,7 +156,9 @@ def readings_of(layout: Layout, fields: Mapping[str, Field]) -> list[Reading]:
         *_instruct_texts(rows),
         *_templated_texts(rows),
     ]
-    found = [_with_context(each, rows) for each in found] or list(_plain(rows, fields))
+    found = [_with_context(each, rows) for each in found]
+    if not found and not has_only_questions(rows):
+        found = list(_plain(rows, fields))
     different: list[Reading] = []
     for each in found:
         # Drop a reading that uses fewer fields than another one and trains nothing else.
@@ -711,6 +713,16 @@ def _without_answer(rows: Sequence[Mapping[str, Any]], row_format: str) -> Itera
 def _are_questions(talks: Sequence[Any], row_format: str) -> bool:
     """Return True if all conversations end with a question."""
     return {talk[-1].get(_KEYS[row_format][0]) for talk in talks} <= {"user", "human"}
+
+
+def has_only_questions(rows: Sequence[Any]) -> bool:
+    """Return True if a field holds messages that all end with a question, such as prompts."""
+    talks = [[row.get(name) for row in rows] for name in (rows[0] if type(rows[0]) is dict else ())]
+    return any(
+        _are_messages(each, known) and _are_questions(each, known)
+        for each in talks
+        for known in _KEYS
+    )
 
 
 def _are_messages(values: Sequence[Any], row_format: str) -> bool:

@@ -282,6 +282,8 @@ ASKED: dict[str, tuple[Callable[[int, Talk], dict[str, Any]], int, list[Talk]]] 
     "choices, and letters of which one is for none": (lambda n, t: {"question": t[0],
         "choices": [t[1], bad(t)], "answer": "ABC"[n % 3]}, 1, [Talk(t[0], "ABC"[n % 3]) for n,
         t in enumerate(TALKS)]),
+    "prompts that end with a separator": (lambda n, t: {"prompt": f"{t[0]}\n\n###\n\n",
+        "completion": f" {t[1]} ###"}, 1, TALKS),
     "prompts that name their speakers": (lambda n, t: {"prompt": f"User: {t[0]}\nAda:",
         "completion": t[1]}, 1, TALKS),
     "rows for training and for tests": (lambda n, t: {"question": t[0], "answer": t[1],

@@ -16,5 +16,5 @@ __all__ = [
     "with_raw_rows",
 ]
 
-VERSION = 3
+VERSION = 4
 """Part of cache keys. Raise it when the same bytes would give other rows, reasons or order."""

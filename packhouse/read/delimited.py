@@ -10,6 +10,7 @@ import csv
 import io
 import re
 from collections import Counter
+from itertools import chain
 from typing import ClassVar
 
 import numpy as np
@@ -27,6 +28,9 @@ in `1\\n2\\n...`."""
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")
 _QUOTE, _NEWLINE, _RETURN = b'"\n\r'
+_SPACED = re.compile(r' +"(?:[^"]|"")*"')
+"""A value with spaces before its quote; its quotes would become part of it."""
+_REMOVE = "; remove the spaces before quotes, because a quoted value begins with its quote"
 csv.field_size_limit(2**29)  # by default, Python refuses fields over 131,072 characters
 
 
@@ -194,6 +198,12 @@ def _parse_all(data: bytes, spans: Ints, width: int, delimiter: str) -> list[lis
         rows = [row for row in reader if row]
     except csv.Error:
         return None
+    if (
+        delimiter != "\t"
+        and ' "' in text
+        and any(map(_SPACED.fullmatch, chain.from_iterable(rows)))
+    ):
+        return None
     return rows if set(map(len, rows)) <= {width} else None
 
 
@@ -215,11 +225,12 @@ def _parse_record(piece: bytes, width: int, delimiter: str) -> list[str] | tuple
         return "csv", f"the row cannot be parsed: {error}"
     if len(rows) != 1:
         return "csv", "the row has a bare carriage return or an open quote"
+    is_spaced = re.search(rf'(?:^|{delimiter}) +"', text) is not None
     if len(rows[0]) != width:
         why = f"the row has {len(rows[0])} fields, and the header has {width}"
-        if re.search(rf'{delimiter} +"', text):
-            why += "; remove the spaces before quotes, because a quoted value begins with its quote"
-        return "fields", why
+        return "fields", why + (_REMOVE if is_spaced else "")
+    if delimiter != "\t" and is_spaced and any(map(_SPACED.fullmatch, rows[0])):
+        return "csv", f"a value has a space before its quote{_REMOVE}"
     return rows[0]
 
 

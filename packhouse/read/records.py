@@ -485,15 +485,15 @@ def between(data: bytes | bytearray, commas: Ints) -> Ints:
     return np.stack([starts, ends], axis=1)
 
 
-_IN_OBJECT = np.isin(np.arange(256), list(b'" \t\r\n'))
-_IS_OPEN = np.arange(256) == 0x7B
+_IN_OBJECT = np.isin(np.arange(256), list(b'"{ \t\r\n'))
 _ALIKE = 5
 
 
 def with_joined_objects_apart(data: bytes | bytearray, spans: Ints, gap: bytes = b" \t\r,") -> Ints:
     """Split records that consist of several objects; return the spans of all records.
 
-    For lines such as `{...} {...}` and `{...}, {...}`. Records that are valid JSON stay unchanged.
+    For lines such as `{...} {...}` and `{...}, {...}`, or `[{...}][{...}]` if the first record is a
+    list of objects. Records that are valid JSON stay unchanged.
 
     Args:
         data: bytes of all records.
@@ -503,16 +503,18 @@ def with_joined_objects_apart(data: bytes | bytearray, spans: Ints, gap: bytes =
     # Look for candidates first: `}` and `{` at most 3 bytes apart, and after a comma only an object
     # that begins like its record. These are rare in a good file, so few records are parsed here.
     array = np.frombuffer(data, np.uint8)
-    at = np.flatnonzero(array[: max(0, len(array) - _ALIKE)] == 0x7D) + 1
+    first = spans[0, 0] if len(spans) else 0
+    opening = 0x5B if data[first : first + 2] == b"[{" else 0x7B
+    at = np.flatnonzero(array[: max(0, len(array) - _ALIKE)] == opening + 2) + 1
     is_gap = np.zeros(256, np.bool_)
     is_gap[list(gap)] = True
-    at = at[(is_gap | _IS_OPEN)[array[at]]]
+    at = at[is_gap[array[at]] | (array[at] == opening)]
     last, has_comma = len(array) - 1, np.zeros(len(at), np.bool_)
     for _ in range(3):
         found = array[at]
         has_comma |= found == _COMMA
         at = np.minimum(at + is_gap[found], last)
-    keep = (array[at] == 0x7B) & _IN_OBJECT[array[np.minimum(at + 1, last)]]
+    keep = (array[at] == opening) & _IN_OBJECT[array[np.minimum(at + 1, last)]]
     at, has_comma = at[keep], has_comma[keep]
     if not len(at) or not len(spans):
         return spans
@@ -532,7 +534,7 @@ def with_joined_objects_apart(data: bytes | bytearray, spans: Ints, gap: bytes =
             continue
         own = between(piece, split_elements(piece).commas)
         own = own[[bool(piece[a:b].strip()) for a, b in own.tolist()]]
-        if all(piece[a:b].lstrip()[:1] == b"{" for a, b in own.tolist()):
+        if all(piece[a:b].lstrip()[:1] == bytes([opening]) for a, b in own.tolist()):
             pieces += [spans[done:number], own + start]
             done = number + 1
     return np.concatenate([*pieces, spans[done:]]) if pieces else spans

@@ -56,6 +56,8 @@ SYSTEM, USER, ASSISTANT, TOOL, UNKNOWN = range(5)
 def assemble(columns: Mapping[str, pa.Array], counts: Int64s) -> pa.Array:
     """Build conversations of `counts` messages each from flat message columns.
 
+    A context without a content becomes the content.
+
     Args:
         columns: fields of MESSAGE by name, of equal length; absent fields become null.
         counts: messages per conversation, shape [num_conversations]; sums to the columns' length.
@@ -64,7 +66,12 @@ def assemble(columns: Mapping[str, pa.Array], counts: Int64s) -> pa.Array:
         Array of type `tables.CONVERSATION`.
     """
     num_messages = int(counts.sum())
-    given = columns if num_messages else {}  # an empty column may have the type null
+    given = dict(columns) if num_messages else {}  # an empty column may have the type null
+    context = given.get("context")
+    if context is not None and context.null_count < num_messages:
+        is_bare = pc.and_(pc.equal(given["content"], ""), context.is_valid())
+        given["content"] = pc.if_else(is_bare, context, given["content"])
+        given["context"] = pc.if_else(is_bare, None, context)
     arrays = [given[f.name] if f.name in given else pa.nulls(num_messages, f.type) for f in MESSAGE]
     values = pa.StructArray.from_arrays(arrays, fields=list(MESSAGE))
     return FlatMessages(values, np.append(0, np.cumsum(counts))).to_lists()

@@ -282,6 +282,8 @@ ASKED: dict[str, tuple[Callable[[int, Talk], dict[str, Any]], int, list[Talk]]] 
     "choices, and letters of which one is for none": (lambda n, t: {"question": t[0],
         "choices": [t[1], bad(t)], "answer": "ABC"[n % 3]}, 1, [Talk(t[0], "ABC"[n % 3]) for n,
         t in enumerate(TALKS)]),
+    "prompts that end with a separator": (lambda n, t: {"prompt": f"{t[0]}\n\n###\n\n",
+        "completion": f" {t[1]} ###"}, 1, TALKS),
     "prompts that name their speakers": (lambda n, t: {"prompt": f"User: {t[0]}\nAda:",
         "completion": t[1]}, 1, TALKS),
     "rows for training and for tests": (lambda n, t: {"question": t[0], "answer": t[1],
@@ -333,6 +335,8 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
         "names its 4 columns, such as column1;column2;question;answer"),
     "quotes after spaces": ("a.csv", b'q,a\n' + b'Why?, "So, that is why."\n' * 9,
         "remove the spaces before quotes"),
+    "quotes after spaces, without commas": ("a.csv", b'q,a\n' + b'Why?, "That is why."\n' * 9,
+        "remove the spaces before quotes"),
     "what a template wrote": ("a.jsonl",
         each(lambda t: {"text": f"[INST] {t[0]} [/INST] {t[1]} [INST] Thanks. [/INST] Ah."}),
         "contains marks of a chat template"),
@@ -374,6 +378,11 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
         "similarity": 0.5}), "it is not clear which fields hold"),
     "a question alone": ("a.jsonl", each(lambda t: {"body": {"messages": messages_of("user",
         t.question)}}), "it is not clear which fields hold"),
+    "prompts in messages next to a system prompt": ("a.jsonl", each(lambda t: {
+        "system_prompt": "You are good at sums.", "tools": "[]",
+        "messages": [{"from": "human", "value": t.question}]}), "Add a field with the answer"),
+    "a system prompt and a question": ("a.jsonl", each(lambda t: {"messages": [*messages_of(
+        "system", "Add."), *messages_of("user", t.question)]}), "Add a field with the answer"),
 }
 # fmt: on
 
@@ -667,6 +676,21 @@ def test_a_shape_far_after_the_first_rows_is_found(project):
     assert 'proposed: {"format": "mixed"' in said
     code, said = project.call("prepare", "recipe.yaml")
     assert code == 0, said
+
+
+def test_text_in_some_rows_next_to_messages_is_asked_about_and_read_as_chosen(project):
+    rows = [{"messages": chats_of(t)} for t in TALKS]
+    Path("a.jsonl").write_bytes(
+        lines([row | {"log": [{"ran": "the sum of it all"}]} for row in rows[:5]] + rows[5:])
+    )
+
+    code, said = project.init("a.jsonl")
+
+    assert code == 7, said
+    assert "leaves out log (text in 5 examples)" in said
+    code, said = project.choose(said)
+    assert code == 0, said
+    assert len(project.prepare()) == NUM_ROWS
 
 
 def test_rows_of_one_long_object_are_found(project):

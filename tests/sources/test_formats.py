@@ -155,6 +155,16 @@ def test_context_is_kept_apart_and_an_empty_one_is_none(read_bytes):
 
 
 @pytest.mark.parametrize("extra", [{}, {"system": "s"}])  # by columns, and row by row
+def test_a_context_without_a_question_is_the_question(extra, read_bytes):
+    rows = [{"question": q, "context": "c", "answer": "a"} | extra for q in ("q", "")]
+
+    source = read_bytes(b"\n".join(map(orjson.dumps, rows)))
+
+    asked = [row[-2] for row in source.messages]
+    assert [(each["content"], each.get("context")) for each in asked] == [("q", "c"), ("c", None)]
+
+
+@pytest.mark.parametrize("extra", [{}, {"system": "s"}])  # by columns, and row by row
 def test_reasoning_is_read_where_fields_name_it(extra, read_bytes):
     row = {"problem": "q", "deepseek_solution": "a", "reasoning": "other", **extra}
     rows = [row | {"deepseek_reasoning": text} for text in ("hm", "", None)]
@@ -405,6 +415,15 @@ def test_a_record_of_another_width_is_quarantined(read_bytes):
     assert source.validated["row"].to_pylist() == [0, 3]
     assert source.reasons == ["fields", "fields"]
     assert source.quarantined["byte_offset"].to_pylist() == [15, 17]
+
+
+def test_a_space_before_a_quote_makes_a_bad_row(read_bytes):
+    data = b'text,label\n "q",0\n" ""q""",0\n" ""q"", q",1\nq "q",1\n "q" q,1\n'
+
+    source = read_bytes(data, "rows.csv")
+
+    assert source.reasons == ["csv"]
+    assert [row[0]["content"] for row in source.messages] == [' "q"', ' "q", q', 'q "q"', ' "q" q']
 
 
 def test_a_column_named_twice_is_refused(read_bytes):

@@ -73,6 +73,21 @@ def test_objects_one_after_another_are_read(name, max_shard_bytes, read_bytes):
     assert source.texts == TEXTS
 
 
+@pytest.mark.parametrize("gap", [b"", b", ", b" "])
+@pytest.mark.parametrize("max_shard_bytes", [200, 2**25])
+def test_lists_of_messages_on_one_line_are_rows(gap, max_shard_bytes, read_bytes):
+    talks = [
+        orjson.dumps([{"role": role, "content": f"{text} [0][1]"} for role, text in turns])
+        for turns in TEXTS
+    ]
+    data = b"\n".join([talks[0], gap.join(talks[1:4]), *talks[4:]])
+
+    source = read_bytes(data, max_shard_bytes=max_shard_bytes)
+
+    assert source.quarantined.num_rows == 0
+    assert source.texts == [[(role, f"{text} [0][1]") for role, text in turns] for turns in TEXTS]
+
+
 def test_a_broken_object_harms_itself_alone_and_keeps_its_place_and_bytes(read_bytes):
     broken = PRETTY.replace(b'"answer": "\\u7b54\\u6848 7"', b'"answer": oh')
 

@@ -23,6 +23,7 @@ from packhouse.addons.init.readings import (
     UNMARKED,
     Reading,
     explanation,
+    has_only_questions,
     marks_in,
     readings_of,
     with_context,
@@ -48,7 +49,8 @@ _MAX_CANDIDATES = 6
 NAME_THE_FIELDS = (
     "two fields contain question and answer, name them with --set format=question_answer --set "
     'fields=\'{"question": "FIELD", "answer": "FIELD"}\'. To train one field as plain text, use '
-    '--set format=text --set fields=\'{"text": "FIELD"}\'.'
+    '--set format=text --set fields=\'{"text": "FIELD"}\'. Otherwise, write rows with messages '
+    "([{role, content}])."
 )
 """Advice for fields whose roles no name or value tells, after "If"."""
 _SAMPLE_ROWS = 500
@@ -242,12 +244,15 @@ def propose(
             if not is_rare and not undecided:
                 failed = next((each for each in tried if each.reading.is_sure), None)
                 raise refusal(survey.file, _unknown(survey, layout, failed))
-    if undecided and num_chosen <= _RARE * survey.num_rows:
-        return replace(proposal, candidates=undecided[:_MAX_CANDIDATES])
+    joined, fitting = _join(chosen), undecided
+    if num_chosen > _RARE * survey.num_rows:  # the user's choice has to read the other rows, too
+        settings = joined.settings if joined is not None else {}
+        fitting = [each for each in undecided if each.reading.settings == settings]
+    if fitting:
+        return replace(proposal, candidates=fitting[:_MAX_CANDIDATES])
     if not chosen and not undecided:
         raise refusal(survey.file, _unknown(survey, layouts[0], None))
-    joined = None if undecided else _join(chosen)
-    if joined is None or unknown > _RARE * survey.num_rows:
+    if undecided or joined is None or unknown > _RARE * survey.num_rows:
         raise refusal(
             survey.file,
             f"its rows have {counted(len(layouts), 'shape')} that one source cannot read. "
@@ -408,6 +413,7 @@ def _unknown(survey: Survey, layout: Layout, failed: Candidate | None) -> str:
         ((reason, number),) = trial.bad.most_common(1)
         helps = {
             "media": _media_advice(number < trial.num_rows),
+            "no_assistant": "Add a field with the answer to each row",
             "ends_on_user": "Add --set validate.allow_ends_on_user=true to train their answers; "
             "the last user turn is not trained",
         }.get(reason, "Fix the rows")
@@ -427,7 +433,8 @@ def _unknown(survey: Survey, layout: Layout, failed: Candidate | None) -> str:
                 f"the text in '{name}' contains {what}, which packhouse cannot parse. "
                 "Write rows with messages ([{role, content}])."
             )
-    if len(names) == 1 and isinstance(row[next(iter(names))], str):
+    is_text = len(names) == 1 and isinstance(row[next(iter(names))], str)
+    if is_text or has_only_questions(layout.rows):
         return (
             f"its rows hold {_kinds_of(row)} but no answers. Add a field with the answer to "
             "each row."
@@ -436,7 +443,7 @@ def _unknown(survey: Survey, layout: Layout, failed: Candidate | None) -> str:
     return (
         f"{layout.num_rows:,} of {counted(survey.num_rows, 'row')}{place} have {_kinds_of(row)}, "
         "but it is not clear which fields hold the question and the answer. If "
-        f"{NAME_THE_FIELDS} Otherwise, write rows with messages ([{{role, content}}])."
+        f"{NAME_THE_FIELDS}"
     )
 
 

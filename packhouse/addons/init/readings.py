@@ -156,7 +156,9 @@ def readings_of(layout: Layout, fields: Mapping[str, Field]) -> list[Reading]:
         *_instruct_texts(rows),
         *_templated_texts(rows),
     ]
-    found = [_with_context(each, rows) for each in found] or list(_plain(rows, fields))
+    found = [_with_context(each, rows) for each in found]
+    if not found and not has_only_questions(rows):
+        found = list(_plain(rows, fields))
     different: list[Reading] = []
     for each in found:
         # Drop a reading that uses fewer fields than another one and trains nothing else.
@@ -492,7 +494,8 @@ def _with_speakers(
 ) -> list[Reading]:
     r"""Return a reading, or several if its prompts already begin the turn of the answer.
 
-    They name the speakers, as chat templates also do, or open a tag that the answer closes.
+    They name the speakers, as chat templates also do, end with a separator, or open a tag that the
+    answer closes.
 
     Example:
         >>> rows = [{"prompt": "User: Hi\nBot:", "completion": " Hello"}]
@@ -507,6 +510,7 @@ def _with_speakers(
     answers = [str([row.get(name) for name in reading.trained]) for row in talks]
     num_begun = sum(
         _SPOKEN.match(text) is not None
+        or re.search(_SEPARATOR, text) is not None
         or ((tag := _OPEN.search(text)) is not None and f"</{tag[1]}>" in answer)
         for text, answer in zip(texts, answers, strict=True)
     )
@@ -515,12 +519,19 @@ def _with_speakers(
     unsure = replace(reading, is_sure=False)
     made = [replace(unsure, template="completion"), unsure]
     answer = by_role.get("completion") or by_role.get("answer")
-    if prompt and answer and len(reading.reads) == 2 and all(map(_ONE_TURN.fullmatch, texts)):
-        asked = f"regexp_extract({_sql(prompt)}, '{_ONE_TURN.pattern}', 1)"
-        select = {"prompt": asked, "completion": f"ltrim({_sql(answer)})"}
-        reads = {prompt: "prompt, without names", answer: "completion"}
-        made.insert(0, _reading("prompt_completion", reads, select=select))
-    return made
+    if not prompt or not answer or len(reading.reads) > 2:
+        return made
+    select = {"prompt": _sql(prompt), "completion": f"ltrim({_sql(answer)})"}
+    if all(map(_ONE_TURN.fullmatch, texts)):
+        what = "names"
+        select["prompt"] = f"regexp_extract({_sql(prompt)}, '{_ONE_TURN.pattern}', 1)"
+    elif all(re.search(_SEPARATOR, text) for text in texts):
+        what = "separators"
+        select = {k: f"regexp_replace({each}, '{_SEPARATOR}', '')" for k, each in select.items()}
+    else:
+        return made
+    reads = {prompt: f"prompt, without {what}", answer: "completion"}
+    return [_reading("prompt_completion", reads, select=select), *made]
 
 
 def _with_context(reading: Reading, rows: Sequence[dict[str, Any]]) -> Reading:
@@ -711,6 +722,16 @@ def _without_answer(rows: Sequence[Mapping[str, Any]], row_format: str) -> Itera
 def _are_questions(talks: Sequence[Any], row_format: str) -> bool:
     """Return True if all conversations end with a question."""
     return {talk[-1].get(_KEYS[row_format][0]) for talk in talks} <= {"user", "human"}
+
+
+def has_only_questions(rows: Sequence[Any]) -> bool:
+    """Return True if a field holds messages that all end with a question, such as prompts."""
+    talks = [[row.get(name) for row in rows] for name in (rows[0] if type(rows[0]) is dict else ())]
+    return any(
+        _are_messages(each, known) and _are_questions(each, known)
+        for each in talks
+        for known in _KEYS
+    )
 
 
 def _are_messages(values: Sequence[Any], row_format: str) -> bool:
@@ -947,6 +968,9 @@ _SPOKEN = re.compile(
 )
 r"""A prompt that names its speakers and ends with the name of the one who answers, such as
 `User: Hi\nBot:`."""
+
+_SEPARATOR = r"\s*(?:->|##+)\s*$"
+"""End of a prompt, and maybe of its answer, in the style of OpenAI's first fine-tuning guide."""
 
 _OPEN = re.compile(r"<(\w+)>\s*\Z")
 """A prompt that ends with a tag such as `<think>`."""

@@ -52,7 +52,7 @@ def warning_of(damaged: Sequence[IntegrityError]) -> Iterator[None]:
 def ls(place: str, as_json: bool) -> None:
     """List the datasets of a store, or the versions and refs of a dataset.
 
-    If some are damaged, they are reported, the others are listed, and the exit code is 5.
+    If any are damaged, they are reported, the rest are listed, and the exit code is 5.
 
     \b
     Example:

@@ -107,7 +107,7 @@ def inspect(
     as_json: bool,
     **wanted: Any,
 ) -> None:
-    """Print packs or records with trained tokens in green, or between {+ and +} in a pipe.
+    """Print packs or records; trained tokens are green, or between {+ and +} in piped output.
 
     VERSION is STORE/DATASET[@REF]. For a RECIPE, print the first rows as they would be trained,
     without preparing anything. In a terminal, the output opens in a pager.

@@ -138,7 +138,7 @@ def _cut(value: object) -> object:
 def stats(target: str, as_json: bool) -> None:
     """Print record counts, lengths and the share of trained tokens, by source and by split.
 
-    By source, each record is counted once; by split, each copy of a record in the packs is.
+    By source, each record is counted once; by split, each of its copies in the packs is counted.
 
     \b
     Example:

@@ -329,8 +329,10 @@ def prepare(
         for note in notes:
             log.warning("%s", note)
     published = prepared.published
-    left = f"it stays at {published.ref_version}, because the recipe was changed for this call, or "
-    left += "has publish.move_ref: false; publish={'move_ref': True} moves it"
+    left = (
+        f"it stays at {published.ref_version}, because arguments of this call override the recipe, "
+        "or it sets publish.move_ref: false. To move it, pass publish={'move_ref': True}"
+    )
     return Version(
         open_stored(recipe.publish.store, recipe.dataset, prepared.version),
         cache=place.folder,

@@ -68,10 +68,8 @@ class PackTally:
     def __str__(self) -> str:
         return (
             f"{counted(self.num_rows, 'row')} of {counted(self.num_tokens, 'token')}: "
-            f"{self.num_empty:,} empty, "
-            f"{self.num_dropped:,} dropped, {self.num_cut:,} cut to "
-            f"{counted(self.num_pieces, 'piece')}, "
-            f"{counted(self.num_lost_tokens, 'token')} lost"
+            f"{self.num_empty:,} empty, {self.num_dropped:,} dropped, {self.num_cut:,} cut into "
+            f"{counted(self.num_pieces, 'piece')}, {counted(self.num_lost_tokens, 'token')} lost"
         )
 
 
@@ -164,7 +162,7 @@ def pack_dataset(
             [{name: np.asarray(each).tolist() for name, each in row.items()} for row in dataset]
         )
     if not len(dataset):
-        raise ContractError("there are no rows to pack")
+        raise ContractError("there are no rows to pack. Check the dataset")
     form = dataset.format
     rows = dataset.with_format("arrow")
     packing.count(_lengths(rows[:]), tally)  # not in `map`, whose result may come from its cache

@@ -116,7 +116,7 @@ class PackedDataset(torch.utils.data.Dataset):
         if seq_len is not None and seq_len < 1:
             raise ConfigError(f"seq_len is {seq_len}. Set it to 1 or more, or to None for packs.")
         if over_length not in ("error", "drop"):
-            raise ConfigError(f"over_length '{over_length}' does not exist. Use error or drop.")
+            raise ConfigError(f"over_length '{over_length}' is unknown. Use error or drop.")
         if seq_len is None and (repack or epoch):
             raise ConfigError("repack and epoch require packing. Set seq_len.")
         rows = list(rows) if seq_len is not None and isinstance(rows, Iterator) else rows
@@ -194,7 +194,7 @@ class PackedDataset(torch.utils.data.Dataset):
 
     def _row(self, index: int) -> Row:
         if not -len(self) <= index < len(self):
-            raise IndexError(f"row {index} of {len(self)} rows does not exist")
+            raise IndexError(f"row {index} is out of range for {len(self)} rows")
         index %= len(self)
         if self._plan is None:
             return self._rows[index]

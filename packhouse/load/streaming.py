@@ -150,8 +150,8 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):
         self.num_rows = sum(entry.rows for entry in self._entries)
         if drop_uneven and self.num_rows < self.world_size:
             raise ConfigError(
-                f"drop_uneven leaves none of {self.num_rows:,} packs for {self.world_size:,} "
-                "ranks. Remove it, use fewer ranks, or pack with a smaller seq_len."
+                f"drop_uneven drops all {self.num_rows:,} packs, which are too few for "
+                f"{self.world_size:,} ranks. Remove it, use fewer ranks, or pack with a smaller seq_len."
             )
         # Shared with worker processes: epoch, packs done before this pass, number of workers that
         # read it, and which of them have reached the end.
@@ -321,7 +321,7 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):
             if state[name] != own:
                 raise ConfigError(
                     f"the loader state was saved with {name} {state[name]!r:.100}, but this "
-                    f"dataset has {own!r}. Use the same, or start a new epoch."
+                    f"dataset has {own!r}. Use the same value, or start a new epoch."
                 )
         if "worker_rows" not in state:
             return epoch, packs, skip
@@ -334,8 +334,8 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):
             if state.get(name) != own:
                 raise ConfigError(
                     f"the state of a worker was saved with {name} {state.get(name)!r:.100}, but "
-                    f"here it is {own}. Use the same, or save state_dict(rows_seen=...), which "
-                    "works with any."
+                    f"here it is {own}. Use the same value, or save state_dict(rows_seen=...), "
+                    "which works with any value."
                 )
         return epoch, packs, skip
 

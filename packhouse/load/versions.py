@@ -195,7 +195,7 @@ def open_split(
         manifest = parse_slot(marker.read_bytes(), f"'{marker}'")
         if not isinstance(manifest, Manifest):
             raise VersionNotFoundError(
-                f"'{folder}' has a version that was removed. Pull another one."
+                f"'{folder}' contains a version that was removed. Pull another one."
             )
         version, recorded = split_pinned(version)
         if version not in ("latest", manifest.version, manifest.vid):
@@ -216,7 +216,7 @@ def open_split(
             f"{opened.dataset} {opened.version} has no preferences. Load it with load_packed."
             if preferences
             else f"{opened.dataset} {opened.version} has preferences, so its bad answers would be "
-            "trained like good ones. Load it with load_preferences."
+            "trained as if they were good. Load it with load_preferences."
         )
     entries = opened.files(split=split)
     if not entries:
@@ -603,7 +603,7 @@ class _Sequences:
             is_bad = not chosen.equals(rejected)
         if is_bad:
             raise ContractError(
-                "a row does not consist of prompts and answers, so it is not preference data"
+                "a row does not contain prompts and answers, so it is not preference data"
             )
 
 

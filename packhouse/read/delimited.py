@@ -64,8 +64,8 @@ class CommaFile(TextFile):
         twice = sorted(name for name, times in Counter(names).items() if times > 1)
         if twice == [""]:
             raise SourceError(
-                f"source file '{self.uri}': {names.count('')} of its columns have no name. Name "
-                "them, or remove them and write values that hold commas in quotes"
+                f"source file '{self.uri}': {names.count('')} columns have no name. Name or "
+                "remove them, and put values that contain commas in quotes"
             )
         if twice:
             raise SourceError(
@@ -105,8 +105,8 @@ class CommaFile(TextFile):
         if num_records > MAX_RECORDS:
             raise SourceError(
                 f"source file '{self.uri}' has {num_records:,} records in {size:,} bytes; a shard "
-                f"takes at most {MAX_RECORDS:,}. Check the file and its file_format; if both are "
-                "right, lower shard_mb"
+                f"can have at most {MAX_RECORDS:,}. Check the file and its file_format; if both "
+                "are right, lower shard_mb"
             )
         return num_records
 
@@ -216,9 +216,9 @@ def _parse_record(piece: bytes, width: int, delimiter: str) -> list[str] | tuple
     if len(rows) != 1:
         return "csv", "the row has a bare carriage return or an open quote"
     if len(rows[0]) != width:
-        why = f"the row has {len(rows[0])} fields, and the header has {width}"
+        why = f"the row has {len(rows[0])} fields, but the header has {width}"
         if re.search(rf'{delimiter} +"', text):
-            why += "; remove the spaces before quotes, because a quoted value begins with its quote"
+            why += "; remove the spaces before quotes: a quoted value must begin with its quote"
         return "fields", why
     return rows[0]
 

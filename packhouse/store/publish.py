@@ -315,7 +315,7 @@ class _Gatekeeper:
         if self.broken:
             raise ContractError(
                 f"readers of '{self.draft.dataset}' at ref '{ref}' ({self._seen}) would break: "
-                f"{'; '.join(self.broken)}. Publish to another ref, and move '{ref}' with "
+                f"{'; '.join(self.broken)}. Publish to another ref, then move '{ref}' with "
                 "`packhouse ref set` when its readers are ready",
                 changes=list(self.broken),
             )
@@ -436,15 +436,15 @@ def _check_same(ours: Manifest, theirs: Manifest) -> None:
         name for name in ("files", "schema", *FACTS) if getattr(ours, name) != getattr(theirs, name)
     ]
     reason = (
-        "The rows are equal (content_id), so only the encoding of files differs: a library may "
-        "have changed whose version is not part of the version ID."
+        "The rows are equal (content_id), so only the file encoding differs. A library whose "
+        "version is not part of the version ID may have changed."
         if same_rows
-        else "Some step is not deterministic, or an input is not part of the version ID."
+        else "A step is not deterministic, or an input is not part of the version ID."
     )
     raise ConflictError(
         f"version {theirs.version} of '{ours.dataset}' was published with manifest "
-        f"{theirs.manifest_id[:12]}, but this run made {ours.manifest_id[:12]}. {reason} "
-        f"Differs in: {', '.join(parts)}",
+        f"{theirs.manifest_id[:12]}, but this run produced {ours.manifest_id[:12]}. {reason} "
+        f"Differences: {', '.join(parts)}",
         ours=ours.manifest_id,
         theirs=theirs.manifest_id,
     )

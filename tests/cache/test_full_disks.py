@@ -58,7 +58,7 @@ def test_a_store_on_a_full_disk(options, project, mount):
 def test_a_store_on_a_disk_that_is_read_only(project, mount):
     store = mount("store", "size=8m")
     remount(store, "ro")
-    with pytest.raises(DiskError, match=r"the store '.*': its disk is mounted read-only"):
+    with pytest.raises(DiskError, match=r"the store '.*': its file system is read-only"):
         project.prepare()
     remount(store, "rw")
     assert project.prepare().created

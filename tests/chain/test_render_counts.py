@@ -85,7 +85,7 @@ def test_plan_the_report_and_a_run_say_the_same(recipe, tmp_path, monkeypatch):
         "generation stops at <|im_end|> (generation_config.json)",
         "4 answers follow the thinking prompt",
         "7 answers follow the non-thinking prompt",
-        "3 prompts differ from the record before them, only in text that the template adds",
+        "3 prompts differ from the previous record, but only in text that the template adds",
     ]
     pages = tmp_path / "before.html", tmp_path / "after.html"
 
@@ -156,7 +156,7 @@ def test_notes_read_as_sentences():
     notes = {"rewritten_prompts": 1, "plain_turns": 1, "bom": 2}
     assert RenderCounts(notes=notes).lines() == [
         "1 answer follows the non-thinking prompt",
-        "1 prompt differs from the record before it, only in text that the template adds",
+        "1 prompt differs from the previous record, but only in text that the template adds",
         "2 files start with a byte order mark",
     ]
 

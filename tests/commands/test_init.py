@@ -926,7 +926,7 @@ def test_init_shows_the_cost_of_split_rows(tmp_path, monkeypatch):
     assert "records hold" not in printed("whole.yaml")
     monkeypatch.setattr(command, "render_sample", split)
     assert (
-        "records hold 1.47 times the text of one rendering per row, because the template writes a "
-        "turn differently once later turns follow; for less, set format.turns: whole or "
+        "records hold 1.47 times the text of one rendering per row, because the template writes "
+        "a turn differently when later turns follow; for less, set format.turns: whole or "
         "format.reasoning: strip or format.train_on: last_assistant, if the template allows it"
     ) in printed("split.yaml")

@@ -181,7 +181,7 @@ def test_an_iterable_dataset_is_packed_batch_by_batch_and_counted_while_it_is_re
         (([{"input_ids": [1], "text": "a"}], 4), ContractError, "column 'text' holds"),
         (([{"input_ids": [1], "labels": [1, 2]}], 4), ContractError, "row 0 has 2 values in"),
         (([{"input_ids": [1]}, {"input_ids": None}], 4), ContractError, "row 1 has no list"),
-        (([], 4), ContractError, "there are no rows to pack"),
+        (([], 4), ContractError, "there are no rows to pack. Check the dataset"),
     ],
 )
 def test_invalid_arguments_are_refused(arguments, error, message):

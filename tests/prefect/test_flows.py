@@ -152,7 +152,7 @@ def test_with_approval_the_ref_stays_until_someone_promotes(place, cache, first)
     assert waiting.outcome == "waiting"
     assert (ref(place), ref(place, "latest.candidate")) == (first, waiting.version)
     page = newest("demo-refresh")
-    assert "## To promote it" in page
+    assert "## How to promote it" in page
     assert f"packhouse ref set {place}/store/demo latest {waiting.version}" in page
 
     again = refresh(place, cache, approval=True)

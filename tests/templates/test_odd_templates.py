@@ -373,7 +373,7 @@ def test_a_call_is_put_into_its_own_message_only_where_the_prompt_after_a_text_h
         for template in (TEXT_IS_BEGUN, headed)
     )
     assert "Give format.template a Jinja file" in begun
-    assert "Put what follows it into a separate message" in apart
+    assert "Put the text after it in a separate message" in apart
 
 
 def test_stop_tokens_that_end_no_plain_answer_are_no_advice():

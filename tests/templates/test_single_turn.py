@@ -118,7 +118,7 @@ def test_completion_refuses_a_second_turn():
     out = render("completion", [turns])
 
     assert out.quarantined["detail"].to_pylist() == [
-        "completion has one prompt and answer, got user, assistant, user, assistant"
+        "completion takes one prompt and one answer, got user, assistant, user, assistant"
     ]
 
 

@@ -173,7 +173,7 @@ def test_little_text_goes_to_hf_at_once(byte_level, table, monkeypatch):
     done = tokenize_table(table, byte_level, TokenizeConfig())
 
     assert done.encoder["name"] == "tokenizers"
-    assert done.encoder["gate"].startswith("not asked: HF encodes this little text itself")
+    assert done.encoder["gate"].startswith("not asked: HF encodes a text this short")
 
 
 def test_the_verdict_on_the_fixed_corpus_is_kept_and_checked(

@@ -363,7 +363,7 @@ def _add_raw(
         jobs = load_last_run(workspace.cache, opened.dataset).values()
         with suppress(TypeError):  # written by another release of packhouse
             shards = [SourceShard(**job.shard) for job in jobs if job.shard is not None]
-        missing = "its path is unknown on this machine; pass --recipe RECIPE"
+        missing = "its path on this machine is unknown; pass --recipe RECIPE"
     else:
         names = {name.partition("/")[0] for name in wanted}
         for source in recipe.sources:

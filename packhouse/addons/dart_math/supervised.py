@@ -231,7 +231,9 @@ def _for_each(name: str, fields: Fields, number: int) -> list[str | None]:
     if fields is None or isinstance(fields, str):
         return [fields] * number
     if len(fields) != number:
-        raise ConfigError(f"{name} lists {len(fields)} columns for {number} sources")
+        raise ConfigError(
+            f"{name} lists {len(fields)} columns for {number} sources. Pass one per source."
+        )
     return list(fields)
 
 
@@ -240,10 +242,13 @@ def _source(
 ) -> SourceConfig:
     """Return the settings of one source."""
     if (query is None) != (resp is None):
-        raise ConfigError("query_field and resp_field go together. Pass both, or neither.")
+        raise ConfigError("query_field and resp_field must be set together. Pass both, or neither.")
     if query is None or resp is None:
         if given := [name for name, column in others.items() if column is not None]:
-            raise ConfigError(f"{given[0]}_field needs query_field and resp_field")
+            raise ConfigError(
+                f"{given[0]}_field requires query_field and resp_field. Pass them too, or remove "
+                "it."
+            )
         return SourceConfig.model_validate(source_settings(path, cache))
     uri = data_uri(path, cache)
     # Columns named `input`, `system` or `history` by coincidence do not belong to a question.

@@ -323,9 +323,9 @@ def _refusals(
     said = []
     for proposal, trial in zip(proposals, trials, strict=True):
         said += [
-            f"'{name}' of '{proposal.path}' holds text in {number:,} of "
-            f"{counted(trial.num_rows, 'row')} that the recipe would not read. To leave it "
-            "out, add it to `ignored_fields` of the source."
+            f"'{name}' of '{proposal.path}' contains text in {number:,} of "
+            f"{counted(trial.num_rows, 'row')} that the recipe would not read. To leave it out, "
+            "add it to `ignored_fields` of the source."
             for name, number in trial.unread.items()
         ]
         if trial.num_repeats > recipe.audit.max_duplicates * trial.num_good:

@@ -30,8 +30,8 @@ _NOT_INPUTS = ("labels", "shift_labels", "loss_weights", "seq_lengths", "record_
 
 _BLIND = "INCONCLUSIVE, no token affects later tokens of its own record"
 _WEIGHTS = (
-    "Weights of attention output or head that are zero hide every effect. Set them to other "
-    "values for the check, or check a trained model."
+    "If the weights of the attention output or of the head are zero, no effect is visible. Set "
+    "them to other values for the check, or check a trained model."
 )
 
 Record = tuple[int, int, int]

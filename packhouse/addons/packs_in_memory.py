@@ -94,9 +94,9 @@ def pack_dataset(
     | TRL's `bfd_split` | as `best_fit` | is cut into pieces: `over_length="split"` |
     | TRL's `wrapped` | as `concat`, without `seq_lengths` | is cut, like any other |
 
-    A row without its end teaches a model not to stop, and a later piece answers a question it does
-    not see. Only these strategies and settings cut rows, and each call that does warns with the
-    counts.
+    A row without its end teaches a model not to stop, and a later piece answers a question that it
+    does not contain. Only these strategies and settings cut rows, and each call that does warns
+    with the counts.
 
     Args:
         dataset: a `datasets.Dataset`, `DatasetDict` or `IterableDataset`, an Arrow table, or any
@@ -108,8 +108,8 @@ def pack_dataset(
         over_length: policy for rows over `seq_length`. Default: see the table.
         seed: shuffles packs or rows (`packhouse.pack.plan`). Default: longest rows first, or input
             order.
-        balance: number of packs per step over all ranks, to give about equal attention costs.
-        tally: counts are added to it; with an `IterableDataset`, as it is read.
+        balance: number of packs per step over all ranks, which get about equal attention costs.
+        tally: the counts are added to it; for an `IterableDataset`, while it is read.
 
     Returns:
         The same type as `dataset` (a `datasets.Dataset` for an Arrow table or rows), with a column

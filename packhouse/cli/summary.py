@@ -112,9 +112,9 @@ def splits_of(published: Published) -> Block:
 
 
 _AUDIT_COLUMNS = (
-    "answers, ended: share of answers and end tokens that are trained (should be 100%); others: "
-    "trained headers and prompts, wrong BOS and end tokens, unknown tokens, repeated rows, "
-    "control-token text"
+    "answers, ended: share of answers and end tokens that are trained (should be 100%); other "
+    "columns: number of trained headers and prompts, wrong BOS and end tokens, unknown tokens, "
+    "repeated rows, and control tokens in text"
 )
 
 

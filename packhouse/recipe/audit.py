@@ -91,8 +91,8 @@ class QualityConfig(Section):
 class AuditConfig(Section):
     """Limits on token and mask errors, for each source and for the whole dataset.
 
-    A version that exceeds a limit is not published. Limits do not affect the output or any cache key;
-    they are checked in every run, even if all steps are cached.
+    A version that exceeds a limit is not published. Limits do not affect the output or any cache
+    key; they are checked in every run, even if all steps are cached.
     """
 
     min_answer_coverage: Share = 0.99

@@ -151,7 +151,7 @@ def load_recipe(
     Paths of sources, tokenizer and template are relative to the recipe's folder, the store to the
     working directory. A tokenizer `org/name` is read from the Hub, unless there is a folder of that
     name. `${PACKHOUSE_X}` and `${PACKHOUSE_X:-default}` are replaced from the environment. Other
-    variables are refused.
+    variables are rejected.
 
     Args:
         path: YAML file.

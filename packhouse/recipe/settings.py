@@ -304,8 +304,8 @@ class TokenizeConfig(Section):
     inference uses."""
 
     control_text: Literal["text", "allow", "quarantine"] = "text"
-    """How to handle the text of a control token inside a message: encode it as ordinary `text`, `allow` it as a
-    control token, or `quarantine` the row."""
+    """How to handle the text of a control token inside a message: encode it as ordinary `text`,
+    `allow` it as a control token, or `quarantine` the row."""
 
 
 Strategy = Literal["best_fit", "first_fit", "first_fit_shuffle", "next_fit", "concat", "none"]
@@ -323,11 +323,11 @@ class PackConfig(Section):
     time. Or the name of a plug-in."""
 
     over_length: Literal["drop", "error", "truncate_turns", "window"] = "drop"
-    """How to handle records longer than `seq_len`. `drop`: drop and count them (in chats with
-    many answers, records over 8,192 tokens are counted without being built). `error`: fail.
-    `truncate_turns`: keep the whole turns that fit, from the start. `window`: split into windows
-    of whole turns, each with the system prompt (changing `seq_len` then reruns the
-    format step, too)."""
+    """How to handle records longer than `seq_len`. `drop`: drop and count them (in chats with many
+    answers, records over 8,192 tokens are counted without being built). `error`: fail.
+    `truncate_turns`: keep the whole turns that fit, from the start. `window`: split into windows of
+    whole turns, each with the system prompt (changing `seq_len` then reruns the format step,
+    too)."""
 
     seed: int = 0
     """Seed for the order of packs, and of records of equal length within them."""
@@ -340,8 +340,8 @@ class PackConfig(Section):
 
     balance: Annotated[int, Field(ge=1, le=2**16)] = 1
     """Packs per training step, over all data-parallel ranks. Packs are ordered so that each group
-    of this many costs about the same attention (sum of squared lengths). Only the order
-    changes. Use it with trainers that read packs in file order."""
+    of this many costs about the same attention (sum of squared lengths). Only the order changes.
+    Use it with trainers that read packs in file order."""
 
     @model_validator(mode="after")
     def _multiples_fit(self) -> Self:
@@ -485,13 +485,13 @@ class PublishConfig(Section):
 
     also: list[Target] = []
     """Additional targets: `hf://datasets/ORG/NAME`, `wandb://PROJECT`. W&B receives tables of text
-    and the manifest, and with `wandb://PROJECT?files=true` also the packed files. That target can also
-    be written as `{wandb: {project: PROJECT, files: true}}`."""
+    and the manifest, and with `wandb://PROJECT?files=true` also the packed files. That target can
+    also be written as `{wandb: {project: PROJECT, files: true}}`."""
 
     keep_tokenizer: bool = True
     """Keep a copy of the tokenizer in the store, shared by all versions, so that any machine can
-    decode its tokens. Set it to false if the license forbids redistribution; `packhouse inspect` then
-    needs the tokenizer's folder."""
+    decode its tokens. Set it to false if the license forbids redistribution; `packhouse inspect`
+    then needs the tokenizer's folder."""
 
     allow_breaking_schema: bool = False
     """Move the ref even if the new version's schema breaks readers of the current version."""

@@ -158,9 +158,9 @@ def test_with_approval_the_ref_stays_until_someone_promotes(place, cache, first)
     again = refresh(place, cache, approval=True)
     assert again.name == "WaitingForApproval"
     assert again.message == (
-        f"nothing changed: {waiting.version} still waits for approval. To move 'latest', run the "
-        "deployment promote/promote-version with dataset demo, version "
-        f"{waiting.version}, ref latest"
+        f"nothing changed: {waiting.version} is still waiting for approval. To move 'latest', run "
+        f"the deployment promote/promote-version with dataset demo, version {waiting.version}, "
+        "ref latest"
     )
 
     state = promote(str(place / "store"), "demo", return_state=True)

@@ -232,7 +232,7 @@ class AuditReport:
 
     @property
     def fill(self) -> float:
-        """Share of tokens if all rows were padded to the longest one."""
+        """Share of real tokens if all rows were padded to the length of the longest one."""
         return self.counts["tokens"] / max(self.counts["rows"] * self.counts["longest_row"], 1)
 
     def to_json(self) -> dict[str, Any]:
@@ -410,8 +410,8 @@ def audit(
     # The template's headers occur nowhere, so it is probably not the one of these rows.
     if turns.answer_opens and not found.has_turns and found.totals.records:
         notes.append(
-            "no row contains the header that the template writes before an answer, so "
-            "prompts and headers were not checked. Is this the template of the rows?"
+            "no row contains the header that the template writes before an answer, so prompts "
+            "and headers were not checked. Check that the rows use this template."
         )
     return _report_tokens(found, name, pipeline, tuple(notes))
 

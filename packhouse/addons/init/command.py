@@ -200,7 +200,7 @@ def init(
             print_note(f"`packhouse prepare` would reject these rows: {refusal}")
         repeats = [line for each in proposals for line in field_lines(each)]
         left_out = "".join(f" Leave out {line}?" for line in repeats if _REPEATS in line)
-        question = for_terminal(f"Right?{left_out} Write {out}?")
+        question = for_terminal(f"Is this right?{left_out} Write {out}?")
         if not yes and sys.stdin.isatty() and not click.confirm(question, default=True):
             echo(
                 "Nothing was written. `--yes` writes the recipe as it is, so that you can edit it."

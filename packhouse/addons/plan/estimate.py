@@ -202,7 +202,7 @@ def plan(
     cache: str | Path | None = None,
     **settings: object,
 ) -> Estimate:
-    """Estimate what `prepare` would give, without running it. Takes the arguments of `prepare`.
+    """Estimate the result of `prepare` without running it. Takes the same arguments.
 
     Reads, renders and tokenizes a megabyte of each source; tokenized shards are counted exactly.
 

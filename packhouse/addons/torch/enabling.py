@@ -84,7 +84,7 @@ MaskMod = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], tor
 
 
 def packed_mask_mod(segments: torch.Tensor, sliding_window: int | None = None) -> MaskMod:
-    """Return a `mask_mod` for flex attention: causal, within a record, within the window.
+    """Return a `mask_mod` for flex attention: causal, within a record and within the window.
 
     Args:
         segments: record number of each token, int [batch, T] (`segment_ids`).
@@ -131,7 +131,7 @@ def block_causal_mask(
     dtype: torch.dtype = torch.float32,
     sliding_window: int | None = None,
 ) -> torch.Tensor:
-    """Return an additive mask [batch, 1, T, T]: 0 where query sees key, else the dtype's minimum.
+    """Return an additive mask [batch, 1, T, T]: 0 for visible keys, else the dtype's minimum.
 
     Args:
         segments: record number of each token, int [batch, T].
@@ -179,7 +179,7 @@ _GUARDED: dict[type[torch.nn.Module], tuple[Forward, list["PackingHandle"]]] = {
 
 
 class PackingHandle:
-    """Made by `enable_packing`. Undo it with `disable()`, or use it as a context manager."""
+    """Result of `enable_packing`. Undo it with `disable()`, or use it as a context manager."""
 
     def __init__(self) -> None:
         self._undo: list[Callable[[], None]] = []
@@ -215,7 +215,8 @@ def enable_packing(target: "torch.nn.Module | type | PretrainedConfig | str") ->
         A handle whose `disable()` undoes it.
 
     Raises:
-        ConfigError: the family, a layer type or the attention is not known to keep records apart.
+        ConfigError: the model family, a layer type or the attention is not known to keep records
+            apart.
 
     Example:
         >>> handle = enable_packing("llama")

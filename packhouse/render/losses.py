@@ -167,7 +167,7 @@ def _check_field(talk: TracedRow, field: Field, ranges: _Ranges) -> list[str]:
             kinds = {each.kind for each in ranges if each.message == field.message}
             if kinds & {"call", "function"}:  # some write one call, or no text with it
                 part = "each call, followed by its result," if is_call else "the text"
-                remedy += f"Put {part} into a separate message. Or: "
+                remedy += f"Put {part} in a separate message. Or: "
             remedy += _OTHER_TEMPLATE
         what = f"{'a tool call' if is_call else 'text'} of message {field.message}"
         raise RefusedError(

@@ -139,7 +139,7 @@ def test_one_rendering_of_a_row_is_not_and_is_printed_only(qwen3):
     assert numbers(found) == (3, 1, 3)
     assert [row["value"] for row in found["worst"]] == [1, 3]
     assert checked(found).endswith(
-        "would not generate the others; set format.turns to joined or exact"
+        "would not generate the other answers; set format.turns to joined or exact"
     )
 
 

@@ -41,7 +41,7 @@ def test_a_cache_on_a_disk_that_is_read_only(project, mount):
     project.prepare()
     project.write_rows(range(70))
     remount(project.cache, "ro")
-    with pytest.raises(DiskError, match=r"mounted read-only. Make it writable"):
+    with pytest.raises(DiskError, match=r"read-only. Make it writable"):
         project.prepare()
     remount(project.cache, "rw")
     assert project.prepare().created

@@ -143,7 +143,7 @@ def test_a_refused_run_shows_once_how_to_fix_a_row(recipe, tmp_path, monkeypatch
     done = CliRunner().invoke(cli, ["prepare", str(recipe)])
     assert done.exit_code == 4
     assert "first 'starts_with_assistant': chats/chats.jsonl line 1, message 0" in done.output
-    assert done.output.count('Put the question in front, or set "weight": 0') == 1
+    assert done.output.count('Add the question before it, or set "weight": 0') == 1
     assert "remedy:" not in done.output
 
 
@@ -174,7 +174,7 @@ def test_a_run_and_a_plan_say_how_much_text_split_rows_repeat(recipe, tmp_path, 
     monkeypatch.setenv("COLUMNS", "400")
     rows = [{"messages": [*turns(f"One {n}", "Two", "Three", thoughts=True)]} for n in range(3)]
     (tmp_path / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    note = "records hold 2.13 times the text of one rendering per row, because the template writes"
+    note = "records contain 2.13 times as much text as one rendering per row, because the template"
     for command in ("plan", "prepare", "plan"):  # with a sample, and with all rows
         assert note in call(command, str(recipe))
 

@@ -10,7 +10,7 @@ SAYS = {
     "first-dataset": ["validate 144 -> 142", "[.][<|im_end|>]", "True False"],
     "breaking-a-mask": [
         "does not end in a generation block",
-        "never learns to stop",
+        "would never learn to stop",
         "unterminated_turns 0",
     ],
 }

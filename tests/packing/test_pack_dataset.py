@@ -77,7 +77,7 @@ def test_bfd_split_keeps_every_token_in_pieces_and_reports_it():
 def test_wrapped_has_no_bounds_and_a_collator_refuses_it_while_concat_has_them():
     wrapped = packed(ROWS, 4, "wrapped")
     assert wrapped == {"input_ids": [[1, 2, 3, 4], [5, 6, 7]]}
-    with pytest.raises(ContractError, match="does not say where its records end"):
+    with pytest.raises(ContractError, match="has no record boundaries"):
         PackedCollator()([{"input_ids": wrapped["input_ids"][0]}])
     assert packed(ROWS, 4, "concat") == wrapped | {"seq_lengths": [[4], [1, 2]]}
 

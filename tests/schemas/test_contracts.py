@@ -110,7 +110,7 @@ def test_a_weight_is_a_number_over_0_for_each_span(weights, made, check):
     for artefact, column in (("formatted", "span_weights"), ("tokenized", "range_weights")):
         with pytest.raises(
             ContractError,
-            match="a number over 0 for each of trained",
+            match="one number above 0 for each of trained",
         ):
             check(artefact, changed(made[artefact], column, [weights]))
 

@@ -27,7 +27,7 @@ def backfill(
 
     Args:
         recipes: names of recipes from sources.yaml, or whole recipes.
-        approval: publish the versions without moving the refs, which someone approves later.
+        approval: publish the versions, but move a ref only when someone approves it.
         store: where to publish: a name or a URI; by default the store of each recipe.
         cache: cache folder; by default the worker's PACKHOUSE_CACHE.
         runner: how tasks run: threads, processes, dask or ray; by default the worker's

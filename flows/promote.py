@@ -1,4 +1,4 @@
-"""promote: point a ref to a version, for example to one that waits for approval."""
+"""promote: point a ref to a version, for example to one that is waiting for approval."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ def promote(
     Args:
         store: the store: a name from sources.yaml, a folder or s3://bucket/prefix.
         dataset: name of the dataset.
-        version: a version or a ref; by default the version that waits for approval.
+        version: a version or a ref; by default the version that is waiting for approval.
         ref: the ref to move.
         expected: move the ref only if it currently points to this version.
         reason: shown in the history of the ref.

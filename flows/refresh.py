@@ -26,7 +26,7 @@ def refresh(
 
     Args:
         recipe: name of a recipe in sources.yaml, or a complete recipe.
-        approval: publish the version without moving the ref, which someone approves later.
+        approval: publish the version, but move the ref only when someone approves it.
         store: store to publish to: a name from sources.yaml or a URI; by default the recipe's
             store.
         cache: cache folder; by default the worker's PACKHOUSE_CACHE.

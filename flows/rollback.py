@@ -1,4 +1,4 @@
-"""rollback: point a ref to the version before."""
+"""rollback: move a ref back to its previous version."""
 
 from typing import Annotated, Any
 

@@ -94,13 +94,13 @@ class Audit(_Table, dict[str, Any]):
 
 
 class Version:
-    """A published version: datasets for a trainer, and an account of every row.
+    """A published version: datasets for a trainer, and a record of what happened to every row.
 
     Attributes:
         id: `<version id>.g<N>`, the same for the same data and settings.
         uri: `<store>/<dataset>@<id>#<digest>`, which every packhouse command accepts.
-        is_new: True if `prepare` published it, False if it was published already; None if the
-            version was opened.
+        is_new: True if `prepare` published it, False if it was already published, None if it was
+            opened with `open_version`.
         held_back: why the ref did not move; empty if it moved.
 
     Example:
@@ -131,7 +131,7 @@ class Version:
     def train(self) -> Any:
         """The training split as a memory-mapped `datasets.Dataset`; see `load_packed`.
 
-        For preferences, the rows that TRL's trainers take; see `load_preferences`.
+        For preferences, the rows that TRL's trainers expect; see `load_preferences`.
         """
         return self._load("train")
 
@@ -155,7 +155,7 @@ class Version:
 
     @property
     def dropped(self) -> dict[str, int]:
-        """Number of rows dropped by a policy of the recipe, by reason."""
+        """Number of rows that the recipe's policies dropped, by reason."""
         return dict(sum_by_reason(self._opened.manifest.facts.counts.ledger, "dropped"))
 
     @cached_property
@@ -170,7 +170,7 @@ class Version:
 
     @property
     def sources(self) -> list[dict[str, Any]]:
-        """A dict for each shard of input: its file, rows and sha256."""
+        """One dict per input shard: its file, rows and sha256."""
         return [dict(source) for source in self._opened.manifest.sources]
 
     @property
@@ -243,7 +243,7 @@ def open_version(uri: str | Path, ref: str = "latest") -> Version:
     Args:
         uri: `<store>/<dataset>`, a folder or an address; may end in `@<ref>` or
             `@<version>#<digest>`.
-        ref: a ref, a version or a version id, used if `uri` names none.
+        ref: a ref, a version or a version ID, used if `uri` names none.
 
     Raises:
         VersionNotFoundError: there is no such version.
@@ -274,34 +274,35 @@ def prepare(
 ) -> Version:
     """Turn raw instruction data into a published version of packed token data.
 
-    Steps that are done already, with the same rows and settings, are found in the cache and not
-    done again. Nothing becomes visible in the store unless every step and check succeeded.
+    Steps that have already run with the same rows and settings are read from the cache. Nothing
+    becomes visible in the store unless every step and check succeeds.
 
     Args:
         data: a recipe file (`.yaml`) or a `Recipe`; or rows: a file, folder, glob, `s3://` or
-            `hf://` address, a dataset of the Hub (`org/name`, if no folder `org` is here), a
+            `hf://` address, a Hub dataset (`org/name`, if there is no folder `org`), a
             `datasets.Dataset`, a pandas or polars frame, an Arrow table, a list of dicts or of
             conversations (lists of messages); or a list of several of these.
-        tokenizer: a folder, a name of the Hub (`org/name[@revision]`) or a tokenizer object.
+        tokenizer: a folder, a Hub name (`org/name[@revision]`) or a tokenizer object.
         seq_len: pack size in tokens; by default 2,048.
-        store: where the version goes: a folder or `s3://bucket/prefix`; by default `./store`.
-        dataset: its name there; by default the name of the first file.
-        cache: folder of finished steps; by default PACKHOUSE_CACHE, else one for all projects,
-            such as `~/.cache/packhouse`; or `.packhouse`, if it holds finished steps.
-        workers: processes of this machine that do the work; the bytes are the same.
+        store: store to publish to, a folder or `s3://bucket/prefix`; by default `./store`.
+        dataset: name of the dataset in the store; by default the name of the first file.
+        cache: folder of finished steps; by default PACKHOUSE_CACHE, or else one shared by all
+            projects, such as `~/.cache/packhouse`; or `.packhouse`, if it contains finished steps.
+        workers: number of worker processes on this machine; does not affect the output.
         progress: show bars and a line for each step on stderr.
         settings: sections and keys of a recipe: `format={"template": "alpaca"}`,
             `split={"eval_fraction": 0.02}`. They override those of a recipe file, and paths in
-            them are relative to its folder. Do not repeat what another argument sets.
+            them are relative to its folder. A key may be set only once, here or by another
+            argument.
 
     Returns:
         The version, newly published or already in the store. `latest` points to it, unless a gate
-        held it back or `settings` changed the result of a recipe file. In the second case,
-        `publish={"move_ref": True}` moves `latest`.
+        held it back or `settings` override a recipe file. In the second case, `latest` moves
+        with `publish={"move_ref": True}`.
 
     Raises:
-        PackhouseError: nothing was published; see `packhouse.errors`. Each names the file, row,
-            limit and fix.
+        PackhouseError: nothing was published; see `packhouse.errors`. The message gives the file,
+            row, limit and fix.
 
     Example:
         >>> rows = [{"instruction": f"Say {n}.", "output": f"{n}!"} for n in range(99)]
@@ -329,8 +330,10 @@ def prepare(
         for note in notes:
             log.warning("%s", note)
     published = prepared.published
-    left = f"it stays at {published.ref_version}, because the recipe was changed for this call, or "
-    left += "has publish.move_ref: false; publish={'move_ref': True} moves it"
+    left = (
+        f"it stays at {published.ref_version}, because arguments of this call override the recipe, "
+        "or it sets publish.move_ref: false. To move it, pass publish={'move_ref': True}"
+    )
     return Version(
         open_stored(recipe.publish.store, recipe.dataset, prepared.version),
         cache=place.folder,

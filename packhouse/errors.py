@@ -88,7 +88,7 @@ class PackhouseError(Exception):
 
 
 class ConfigError(PackhouseError):
-    """A recipe or an argument is wrong."""
+    """A recipe or an argument is invalid."""
 
     exit_code = 2
 
@@ -114,7 +114,7 @@ class QuarantineLimitError(PackhouseError):
 
 
 class AuditError(PackhouseError):
-    """A limit of the audit is exceeded, or a golden conversation differs."""
+    """An audit limit is exceeded, or a golden conversation differs."""
 
     exit_code = 4
 
@@ -126,7 +126,7 @@ class TokenizerError(PackhouseError):
 
 
 class TemplateError(PackhouseError):
-    """The trained parts of a template cannot be proven."""
+    """The trained parts of a template cannot be determined."""
 
     exit_code = 4
 
@@ -144,11 +144,11 @@ class ContractError(PackhouseError):
 
 
 class EmptyRowError(ContractError):
-    """A row without a token."""
+    """A row has no tokens."""
 
 
 class StoreError(PackhouseError):
-    """A fault of the object store or of its contents."""
+    """An error of the object store, or damaged contents."""
 
     exit_code = 5
 
@@ -166,7 +166,7 @@ class ConflictError(StoreError):
 
 
 class StoreRefusedError(StoreError):
-    """The store cannot guard a publication."""
+    """The store does not support safe concurrent publishing."""
 
 
 class DiskError(PackhouseError):
@@ -176,6 +176,6 @@ class DiskError(PackhouseError):
 
 
 class TransientError(PackhouseError):
-    """A temporary fault of network or storage; the only kind that is retried."""
+    """A temporary network or storage error; the only kind that is retried."""
 
     exit_code = 6

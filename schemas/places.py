@@ -157,8 +157,8 @@ def load_places(path: Path) -> AllowedPaths:
         places = AllowedPaths.model_validate(expand_variables(raw))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(
-            f"'{path}' cannot be read: {error}. A worker needs this file with its places "
-            "(PACKHOUSE_SOURCES, else deployments/sources.yaml)"
+            f"'{path}' cannot be read: {error}. A worker needs this file to know its allowed "
+            "paths (PACKHOUSE_SOURCES, or else deployments/sources.yaml)"
         ) from None
     except ValidationError as error:
         first = error.errors()[0]

@@ -135,11 +135,11 @@ def _refused_rows(recipe: Recipe, bad: pa.Table) -> list[str]:
     return [
         "",
         f"## The first {counted(len(rows), 'bad row')}",
-        *markdown_table(("row", "reason", "what is wrong", "the row begins with"), ()),
+        *markdown_table(("row", "reason", "problem", "start of the row"), ()),
         *rows,
         "",
-        "## To see and fix them",
-        f"Save these settings as `{recipe.dataset}.yaml` on the worker's machine, and run there:",
+        "## How to see and fix them",
+        f"On the worker's machine, save these settings as `{recipe.dataset}.yaml` and run:",
         "",
         "```console",
         f"$ packhouse quarantine show {recipe.dataset}.yaml --reason {reason}",
@@ -185,8 +185,8 @@ def move_artifacts(store: str, dataset: str, ref: Ref) -> None:
     moves = [(move.seq, move.version, *astuple(move.note)) for move in ref.moves[:10]]
     lines = [
         f"# {for_markdown(dataset)}: {markdown_code(ref.name)} -> {markdown_code(ref.version)}",
-        f"in {markdown_code(store)}; move {ref.seq}, "
-        f"before: {markdown_code(ref.parent or 'nothing')}.",
+        f"in {markdown_code(store)}; move {ref.seq}, previous version: "
+        f"{markdown_code(ref.parent or 'none')}.",
         "",
         *markdown_table(("move", "version", "time", "by", "reason"), moves),
     ]
@@ -211,7 +211,9 @@ def garbage_artifacts(store: str, reports: Sequence[tuple[str, GcReport]]) -> No
         for name, report in reports
         for garbage in report.garbage
     ]
-    _create_table(key="garbage", rows=rows, description=f"Left by interrupted publishes in {store}")
+    _create_table(
+        key="garbage", rows=rows, description=f"Files left by interrupted publishes in {store}"
+    )
 
 
 def backfill_artifacts(runs: Runs) -> None:
@@ -245,10 +247,11 @@ def _version_page(prepared: Prepared) -> str:
         *_lengths_picture(published),
         "",
         *(line for block in audit_blocks(published.audit) for line in block_markdown(block)),
-        "## Where",
+        "## Location",
         *_links(prepared),
         "",
-        "Charts and samples, in any browser (the version holds the page as `report.html`):",
+        "Open a page with charts and samples in any browser (it is also published with the "
+        "version as `report.html`):",
         "",
         "```sh",
         f"packhouse report {shlex.quote(for_terminal(prepared.address))} --open",
@@ -288,7 +291,7 @@ def _held(prepared: Prepared) -> list[str]:
             f"## Held: {markdown_code(ref)} stays where it is",
             *(f"- {for_markdown(reason)}" for reason in prepared.published.held_back),
             "",
-            "## To promote it",
+            "## How to promote it",
             *_how_to_promote(prepared.uri, prepared.dataset, ref, prepared.pinned),
         ]
     if at is not None and at != prepared.version:
@@ -326,7 +329,7 @@ def _sources(prepared: Prepared) -> list[dict[str, Any]]:
         {
             "source": source,
             "rows read": read[source],
-            "rows bad at once": bad[source],
+            "bad rows (validate)": bad[source],
             "records tokenized": audited.get(source, {}).get("rows", 0),
             "trained turns": audited.get(source, {}).get("turns", 0),
             "tokens": audited.get(source, {}).get("tokens", 0),
@@ -357,7 +360,10 @@ def _quarantine_table(
         for step, reason, number in counts
     ]
     if rows:
-        said = "Bad records by step and reason (rows, before they are split), with the first"
+        said = (
+            "Bad records by step and reason (rows, before they become records), with the first "
+            "of each"
+        )
         key = artifact_key(recipe.dataset, "quarantine")
         _create_table(key=key, rows=rows, description=said)
 
@@ -368,7 +374,7 @@ def _refresh_page(recipe: Recipe, refreshed: Refreshed) -> list[str]:
     if refreshed.outcome in ("waiting", "held"):
         lines += [
             "",
-            "## To promote it",
+            "## How to promote it",
             *_how_to_promote(place, refreshed.dataset, refreshed.ref, refreshed.version),
         ]
     if refreshed.gates:

@@ -193,7 +193,7 @@ def prepare_run(
         message += f", '{ref}' stays: {'; '.join(published.held_back)}"
     elif at != version and not published.is_ref_left:
         outcome = "held"
-        message += f", but '{ref}' points to {at}, and publishing again does not move it"
+        message += f", but '{ref}' points to {at}; publishing a version again does not move the ref"
     elif published.is_ref_moved and published.ref_before:
         message += f", '{ref}' moved to it from {published.ref_before}"
     else:

@@ -80,7 +80,7 @@ def choose_engine(runner: str | None = None) -> Engine:
     address = os.environ.get("PACKHOUSE_RUNNER_ADDRESS") or None
     if address and not is_cluster:
         raise ConfigError(
-            f"runner '{name}' does not accept an address. Use dask or ray, or remove it"
+            f"runner '{name}' does not accept an address. Use dask or ray, or remove the address"
         )
     workers = os.environ.get("PACKHOUSE_WORKERS") or str(os.cpu_count() or 1)
     if not workers.isdecimal() or int(workers) < 1:

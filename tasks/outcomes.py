@@ -176,7 +176,7 @@ def filled(runs: Runs) -> State[Any]:
     if open_:
         message += (
             f". The refs of {', '.join(open_)} did not move; the artifact 'backfill' of this run "
-            "says for each what to run to move it"
+            "shows the command that moves each of them"
         )
     if bad:
         return Failed(data=data, message=message)

@@ -58,7 +58,7 @@ def _watch(dataset: str, ended: Event) -> None:
             share = 1.0 if step is None or step.name != shown[0] else step.share
             update_progress_artifact(artifact_id=shown[1], progress=100.0 * share)
     except Exception as error:
-        log.warning("progress is no longer updated: %s", error)
+        log.warning("progress is no longer reported: %s", error)
 
 
 def _show(dataset: str, step: Step, shown: tuple[str, Any] | None) -> tuple[str, Any]:

@@ -86,7 +86,7 @@ class PrefectRunner:
                 self._task_runner = None
         raise TransientError(
             f"workers of runner '{self.engine.runner}' were lost {1 + _MOST_RESTARTS} times in "
-            f"step '{jobs[0].step.name}' (the last time: {lost!r}); it may be out of "
+            f"step '{jobs[0].step.name}' (last: {lost!r}), perhaps because they ran out of "
             "memory. Run again with fewer workers (PACKHOUSE_WORKERS); finished jobs are cached"
         )
 

@@ -94,9 +94,9 @@ def read_benchmarks(sources: Sequence[SourceConfig], ngram: int) -> Benchmarks:
     if not len(hashes):
         names = ", ".join(source.path for source in sources)
         raise ConfigError(
-            f"audit.benchmarks ({names}): no text of {ngram} words in "
-            f"{counted(table.num_rows, 'row')} could be read ({num_unread:,} could not be "
-            "read). Set `format` and `fields`, or lower audit.benchmark_ngram."
+            f"audit.benchmarks ({names}): found no text of at least {ngram} words in "
+            f"{counted(table.num_rows, 'row')} ({num_unread:,} more could not be read). Set "
+            "`format` and `fields`, or lower audit.benchmark_ngram."
         )
     unique, first = np.unique(hashes, return_index=True)
     return Benchmarks(

@@ -152,7 +152,7 @@ def _check(name: str, trial: Callable[[], str]) -> Check:
 
 def _try_folder(folder: Path) -> str:
     with pin_steps(folder, "doctor", [""]), cache_lock(folder) as is_locked:
-        locks = "; file locks do not work there, so nothing is ever deleted from it"
+        locks = ", but file locks do not work there, so nothing is ever deleted from it"
     return f"'{folder}' can be written{'' if is_locked else locks}"
 
 
@@ -288,7 +288,7 @@ def _read_after_write(store: ObjectStore, key: str, times: int = 50) -> str:
     write(store, f"{key}-new", b"here")
     is_there = stored(store, f"{key}-new") == b"here"
     expect(is_there, "a new object is still missing after it was written")
-    return f"{times} writes, each read at once"
+    return f"{times} writes, each read back immediately"
 
 
 def _list_after_write(store: ObjectStore, key: str, times: int = 20) -> str:
@@ -299,7 +299,7 @@ def _list_after_write(store: ObjectStore, key: str, times: int = 20) -> str:
     for number in range(times):
         store.delete(f"{key}/{number:03d}")
     expect(not store.list(f"{key}/"), "deleted objects are listed")
-    return f"{times} writes and deletions, each listed at once"
+    return f"{times} writes and deletions, each reflected in the listing immediately"
 
 
 def _ranges(store: ObjectStore, key: str) -> str:

@@ -131,9 +131,7 @@ def mirror_to_hub(opened: OpenVersion, uri: str) -> str:
                     raise
                 continue  # someone committed in the meantime
             return str(committed.oid)
-    raise ConflictError(
-        f"other commits to {uri} got in the way {_MAX_TRIES} times. Try again later."
-    )
+    raise ConflictError(f"other commits to {uri} interfered {_MAX_TRIES} times. Try again later.")
 
 
 @contextmanager

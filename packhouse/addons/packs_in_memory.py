@@ -68,10 +68,8 @@ class PackTally:
     def __str__(self) -> str:
         return (
             f"{counted(self.num_rows, 'row')} of {counted(self.num_tokens, 'token')}: "
-            f"{self.num_empty:,} empty, "
-            f"{self.num_dropped:,} dropped, {self.num_cut:,} cut to "
-            f"{counted(self.num_pieces, 'piece')}, "
-            f"{counted(self.num_lost_tokens, 'token')} lost"
+            f"{self.num_empty:,} empty, {self.num_dropped:,} dropped, {self.num_cut:,} cut into "
+            f"{counted(self.num_pieces, 'piece')}, {counted(self.num_lost_tokens, 'token')} lost"
         )
 
 
@@ -96,9 +94,9 @@ def pack_dataset(
     | TRL's `bfd_split` | as `best_fit` | is cut into pieces: `over_length="split"` |
     | TRL's `wrapped` | as `concat`, without `seq_lengths` | is cut, like any other |
 
-    A row without its end teaches a model not to stop, and a later piece answers a question it does
-    not see. Only these strategies and settings cut rows, and each call that does warns with the
-    counts.
+    A row without its end teaches a model not to stop, and a later piece answers a question that it
+    does not contain. Only these strategies and settings cut rows, and each call that does warns
+    with the counts.
 
     Args:
         dataset: a `datasets.Dataset`, `DatasetDict` or `IterableDataset`, an Arrow table, or any
@@ -110,8 +108,8 @@ def pack_dataset(
         over_length: policy for rows over `seq_length`. Default: see the table.
         seed: shuffles packs or rows (`packhouse.pack.plan`). Default: longest rows first, or input
             order.
-        balance: number of packs per step over all ranks, to give about equal attention costs.
-        tally: counts are added to it; with an `IterableDataset`, as it is read.
+        balance: number of packs per step over all ranks, which get about equal attention costs.
+        tally: the counts are added to it; for an `IterableDataset`, while it is read.
 
     Returns:
         The same type as `dataset` (a `datasets.Dataset` for an Arrow table or rows), with a column
@@ -164,7 +162,7 @@ def pack_dataset(
             [{name: np.asarray(each).tolist() for name, each in row.items()} for row in dataset]
         )
     if not len(dataset):
-        raise ContractError("there are no rows to pack")
+        raise ContractError("there are no rows to pack. Check the dataset")
     form = dataset.format
     rows = dataset.with_format("arrow")
     packing.count(_lengths(rows[:]), tally)  # not in `map`, whose result may come from its cache

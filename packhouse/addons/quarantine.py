@@ -124,8 +124,8 @@ def _source_of(line: Mapping[str, Any], origins: Collection[str], number: int) -
     missing = {n for n, kind in kinds.items() if n not in line or not isinstance(line[n], kind)}
     if missing:
         raise ConfigError(
-            f"line {number + 1} of the edited rows: {', '.join(sorted(missing))} missing or "
-            "of the wrong type. Restore from the file that --edit wrote."
+            f"line {number + 1} of the edited rows: {', '.join(sorted(missing))} missing or of "
+            "the wrong type. Restore it from the file that --edit wrote."
         )
     name = str(line["source"]).split("/")[0]
     if name not in origins:
@@ -300,19 +300,15 @@ def show(
 
 
 @quarantine.command(
-    help="Fix bad rows and check them again.\n\n"
-    "First, write the bad rows to a JSON Lines file with --edit FILE. In each line, fix `raw`, or "
-    "delete the line if you give up on the row. Then check the file with --from FILE: rows that "
-    "pass are written to the --out folder, one file per source, which you add to the recipe. Rows "
-    "that are still bad are written to OUT/_still-bad.jsonl, and the exit code is 4. Without "
-    "--from, the original rows are checked again, for example after you change the recipe.\n\n"
-    f"{_TARGET_HELP}\n\n"
-    "\b\n"
-    "Example:\n"
-    "  $ packhouse quarantine retry recipe.yaml --from bad.jsonl --out fixed\n"
-    "  8 rows passed, 1 still bad\n"
-    "    chats/chats.jsonl row 79: NaN is not JSON\n"
-    "    all of them: fixed/_still-bad.jsonl"
+    help="Fix bad rows and check them again.\n\nFirst, write the bad rows to a JSON Lines file "
+    "with --edit FILE. In each line, fix `raw`, or delete the line to give up on the row. "
+    "Then check the file with --from FILE: rows that pass are written to the --out folder, "
+    "one file per source, which you add to the recipe. Rows that are still bad are written "
+    "to OUT/_still-bad.jsonl, and the exit code is 4. Without --from, the original rows are "
+    "checked again, for example after you change the "
+    f"recipe.\n\n{_TARGET_HELP}\n\n\b\nExample:\n  $ packhouse quarantine retry recipe.yaml "
+    "--from bad.jsonl --out fixed\n  8 rows passed, 1 still bad\n    chats/chats.jsonl row "
+    "79: NaN is not JSON\n    all of them: fixed/_still-bad.jsonl"
 )
 @_target
 @click.option("--edit", type=click.Path(path_type=Path), help="File to write the bad rows to.")

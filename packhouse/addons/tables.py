@@ -426,8 +426,8 @@ def _sqlite_batches(database: sqlite3.Connection, table: str, uri: str) -> Itera
     names = [column[1] for column in info]
     if computed := [column[1] for column in info if column[6]]:
         raise SourceError(
-            f"source file '{uri}': column '{computed[0]}' of table '{table}' is computed, which "
-            "would run what it says; make it a plain column",
+            f"source file '{uri}': column '{computed[0]}' of table '{table}' is computed, so "
+            "reading it would run its SQL. Make it a plain column",
             uri=uri,
         )
     keys = [column[1] for column in sorted(info, key=lambda column: int(column[5])) if column[5]]
@@ -521,8 +521,8 @@ def _read_duckdb(path: Path, uri: str, table: str | None) -> Iterator[pa.RecordB
             name = _chosen(list(tables), others, table, uri)
             if "GENERATED ALWAYS AS" in tables[name]:  # such as random()
                 raise SourceError(
-                    f"source file '{uri}': a column of table '{name}' is computed, which would run "
-                    "what it says; make it a plain column",
+                    f"source file '{uri}': a column of table '{name}' is computed, so reading it "
+                    "would run its SQL. Make it a plain column",
                     uri=uri,
                 )
             rows = database.sql(f"SELECT * FROM main.{_quoted(name)}")

@@ -20,7 +20,7 @@ _SHARES = {
     "max_unterminated_turns": (
         "unterminated_turns",
         "turns",
-        "trained turns have no trained end token: the model would learn not to stop",
+        "trained turns have no trained end token, so the model would not learn to stop",
     ),
     "max_leaked_headers": (
         "leaked_headers",
@@ -30,18 +30,18 @@ _SHARES = {
     "max_missing_headers": (
         "missing_headers",
         "rows",
-        "rows have a prompt that was cut: the header of an answer or the start of the "
-        "conversation is missing",
+        "rows have a truncated prompt: the header of an answer or the start of the conversation "
+        "is missing",
     ),
     "max_untrained_starts": (
         "untrained_starts",
         "rows",
-        "rows have an answer whose first tokens are not trained: the mask starts too late",
+        "rows have an answer whose first tokens are not trained, because the mask starts too late",
     ),
     "max_leaks": (
         "leaks",
         "rows",
-        "rows contain several records without boundaries: each record would attend to earlier ones",
+        "rows contain several records without boundaries, so each would attend to earlier ones",
     ),
     "max_untrained_rows": ("untrained_rows", "rows", "rows have no trained token"),
     "max_double_bos": ("double_bos", "rows", "rows have two consecutive BOS tokens"),
@@ -55,8 +55,8 @@ _OF_PACKS = {
     "max_cut_sequences": (
         "cut_sequences",
         "sequences",
-        "sequences end with a trained token that is not an end token: the model would learn not to "
-        "stop",
+        "sequences end with a trained token that is not an end token, so the model would not "
+        "learn to stop",
     ),
 }
 
@@ -204,7 +204,7 @@ def _findings(audit: Audit, config: AuditConfig) -> Iterator[_Finding]:
         due, missing = counts["answer_bytes"], counts["untrained_answer_bytes"]
         limit, allowed = "min_answer_coverage", config.min_answer_coverage
         share = 1 - missing / due if due else 1.0
-        text = f"{share:.2%} of the answers' bytes are trained, below {allowed:.2%}"
+        text = f"{share:.2%} of the answer bytes are trained, below {allowed:.2%}"
         yield _Finding("untrained_answer_bytes", source, missing, due, text, limit, allowed)
         prompt = counts["trained_prompt_bytes"]
         trained = due - missing + prompt
@@ -215,7 +215,7 @@ def _findings(audit: Audit, config: AuditConfig) -> Iterator[_Finding]:
         if "misplaced_rows" in counts:
             number = counts["misplaced_rows"]
             rows = counted(number, "row trains", "rows train")
-            text = f"{rows} tokens other than those of the trained text"
+            text = f"{rows} tokens other than those of the text to train"
             yield _Finding("misplaced_rows", source, number, counts.get("rows", 0), text)
         yield from _shares(config, source, counts, _SHARES)
     yield from _shares(config, "", audit.packs, _OF_PACKS)

@@ -59,7 +59,7 @@ MAX_MESSAGES = 2_000
 """Maximum messages rendered for the prompts of one record; beyond it only some answers are
 checked, because the work grows with the square of the number of turns."""
 
-THOUGHT_LOST = "its thought is not trained"
+THOUGHT_LOST = "its reasoning is not trained"
 
 _MAX_SPARE = 32  # most spans of partly trained answers in a record that are assigned to answers
 _SHOWN = 80  # characters shown of texts that differ
@@ -363,7 +363,7 @@ class _Check:
                 is_right = not self._can_be_plain(record, answer)
             if not is_right:
                 return _difference(
-                    "it follows the prompt of the other thinking mode", before, first
+                    "it follows the prompt for the other thinking mode", before, first
                 )
             said = record.text[start:end].decode(errors="replace")
             if _packed(answer.thought) not in _packed(said):
@@ -619,5 +619,7 @@ def inference_line(audit: Mapping[str, Any]) -> str:
     if counts["partly_trained"]:
         line += f"; {counted(counts['partly_trained'], 'answer')} trained in part"
     if found["turns"] == "whole" and min(right, stopped) < answers:
-        line += ". The model would not generate the others; set format.turns to joined or exact"
+        line += (
+            ". The model would not generate the other answers; set format.turns to joined or exact"
+        )
     return line

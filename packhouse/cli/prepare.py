@@ -27,7 +27,7 @@ from packhouse.system.terminal import Interrupted, print_note
 @click.option(
     "--move-ref",
     is_flag=True,
-    help="Move `latest` even if --set, --tokenizer or --seq-len overrides the RECIPE.",
+    help="Move `latest` even if --set, --tokenizer or --seq-len overrides the recipe.",
 )
 @run_options
 @json_option("Print the result as one line of JSON.")
@@ -81,8 +81,8 @@ def prepare(
             is_recipe = data[0].endswith((".yaml", ".yml"))
             if is_recipe and len(data) > 1:
                 raise ConfigError(
-                    f"'{data[0]}' is a recipe and cannot be combined with other arguments. "
-                    "Pass only the recipe, or only DATA."
+                    f"'{data[0]}' is a recipe and cannot be combined with other arguments. Pass "
+                    "only the recipe, or only data."
                 )
             if move_ref:
                 overrides = (*overrides, "publish.move_ref=true")

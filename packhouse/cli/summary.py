@@ -112,9 +112,9 @@ def splits_of(published: Published) -> Block:
 
 
 _AUDIT_COLUMNS = (
-    "answers, ended: share of answers and end tokens that are trained (should be 100%); others: "
-    "trained headers and prompts, wrong BOS and end tokens, unknown tokens, repeated rows, "
-    "control-token text"
+    "answers, ended: share of answers and end tokens that are trained (should be 100%); other "
+    "columns: number of trained headers and prompts, wrong BOS and end tokens, unknown tokens, "
+    "repeated rows, and control tokens in text"
 )
 
 
@@ -281,7 +281,7 @@ def loading_lines(prepared: Prepared, uri: str) -> list[str]:
 def _ref(prepared: Prepared) -> str:
     ref, at = prepared.published.ref, prepared.published.ref_version
     if prepared.published.is_ref_moved and not prepared.created:
-        return f"ref '{ref}' moved to it from {prepared.published.ref_before or 'nothing'}"
+        return f"ref '{ref}' moved here from {prepared.published.ref_before or 'nothing'}"
     if at == prepared.version:
         return f"ref '{ref}'"
     move = f"packhouse ref set {prepared.uri} {ref} {prepared.pinned}"
@@ -291,12 +291,12 @@ def _ref(prepared: Prepared) -> str:
     if prepared.published.is_ref_left:
         return (
             f"and ref '{ref}' stays at {at}, because an option such as --set overrides the "
-            "recipe, or it sets publish.move_ref: false. To move it, pass --move-ref or run: "
-            f"{move}"
+            "recipe, or the recipe sets publish.move_ref: false. To move it, pass --move-ref or "
+            f"run: {move}"
         )
     return (
-        f"but ref '{ref}' was later moved from it to {at}, and stays there. To move it back, "
-        f"run: {move}"
+        f"but ref '{ref}' was later moved from this version to {at} and stays there. To move it "
+        f"back, run: {move}"
     )
 
 

@@ -380,7 +380,7 @@ def _check_choices(collator: Any, **known: tuple[str | None, ...]) -> None:
     for name, values in known.items():
         if getattr(collator, name) not in values:
             raise ConfigError(
-                f"{name} {getattr(collator, name)!r} does not exist. Use one of "
+                f"{name} {getattr(collator, name)!r} is unknown. Use one of "
                 f"{', '.join(map(repr, values))}."
             )
     for name in ("pad_to_multiple_of", "pad_record_to_multiple_of"):

@@ -70,24 +70,24 @@ class PackedDataset(torch.utils.data.Dataset):
             tokens, which `num_empty` counts.
         seq_len: pack size in tokens; None keeps rows unchanged.
         strategy: one of `packhouse.pack.plan.STRATEGIES`, except `concat`.
-        seed: seed of the order of packs; None: longest records first, or records in input order
+        seed: seed for the order of packs; None: longest records first, or records in input order
             (see `packhouse.pack.plan`), in every epoch.
         over_length: raise an error for a record over `seq_len`, or drop and count it.
-        repack: with `seq_len`, pack the records of packs again, with a different `seq_len`,
-            strategy, multiple or epoch over the same files. Reads a whole pack for each record
-            (40 us for packs of 2,048) and holds 24 bytes per record.
+        repack: with `seq_len`, pack the records of existing packs again, with a different
+            `seq_len`, strategy, multiple or epoch over the same files. Reads a whole pack for each
+            record (40 us for packs of 2,048) and keeps 24 bytes per record in memory.
         epoch: together with `seed`, decides which records share a pack, and their order; see
             `set_epoch`.
         pad_record_to_multiple_of: leave room for `PackedCollator` to pad each record to a multiple;
             `seq_len` must be a multiple too.
-        balance: number of packs in a training step over all ranks; packs of a step get about the
-            same attention cost. Read packs in order: a shuffling sampler undoes it, `epoch` does
-            not.
+        balance: number of packs in a training step over all ranks; the packs of a step have about
+            the same attention cost. Read them in order: a shuffling sampler undoes this, `epoch`
+            does not.
 
     Raises:
         SequenceTooLongError: a record exceeds `seq_len`.
         ContractError: a row is not valid.
-        ConfigError: `rows` is not a sequence of rows, or another argument is not valid.
+        ConfigError: `rows` is not a sequence of rows, or another argument is invalid.
 
     Example:
         >>> records = [{"input_ids": [1, 2, 3]}, {"input_ids": [4, 5]}, {"input_ids": [6, 7, 8]}]
@@ -116,7 +116,7 @@ class PackedDataset(torch.utils.data.Dataset):
         if seq_len is not None and seq_len < 1:
             raise ConfigError(f"seq_len is {seq_len}. Set it to 1 or more, or to None for packs.")
         if over_length not in ("error", "drop"):
-            raise ConfigError(f"over_length '{over_length}' does not exist. Use error or drop.")
+            raise ConfigError(f"over_length '{over_length}' is unknown. Use error or drop.")
         if seq_len is None and (repack or epoch):
             raise ConfigError("repack and epoch require packing. Set seq_len.")
         rows = list(rows) if seq_len is not None and isinstance(rows, Iterator) else rows
@@ -194,7 +194,7 @@ class PackedDataset(torch.utils.data.Dataset):
 
     def _row(self, index: int) -> Row:
         if not -len(self) <= index < len(self):
-            raise IndexError(f"row {index} of {len(self)} rows does not exist")
+            raise IndexError(f"row {index} is out of range for {len(self)} rows")
         index %= len(self)
         if self._plan is None:
             return self._rows[index]

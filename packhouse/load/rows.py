@@ -134,8 +134,8 @@ def read_row(row: Mapping[str, Any], *, whole_rows: bool = False, where: str = "
     weights = None if weights is None else weights[keep]
     if lengths.sum() != len(ids) or lengths.min() < 1:
         raise ContractError(
-            f"{where} has {len(ids):,} input_ids and seq_lengths {lengths[:8].tolist()} that add "
-            f"up to {int(lengths.sum()):,}. Each must be at least 1, and the sum must match."
+            f"{where} has {len(ids):,} input_ids but seq_lengths {lengths[:8].tolist()} add up to "
+            f"{int(lengths.sum()):,}. Each length must be at least 1, and their sum must match."
         )
     labels[np.cumsum(lengths) - lengths] = IGNORE_INDEX
     label = row.get("label")
@@ -210,9 +210,9 @@ def _record_lengths(
         return agreed
     if not whole_rows:
         raise ContractError(
-            f"{where} does not say where its records end: it has neither seq_lengths nor "
-            "position_ids. If transformers.Trainer dropped them, set remove_unused_columns=False; "
-            "if each row is one record, set whole_rows=True."
+            f"{where} has no record boundaries: it has neither seq_lengths nor position_ids. If "
+            "transformers.Trainer dropped them, set remove_unused_columns=False; if each row is "
+            "one record, set whole_rows=True."
         )
     if np.count_nonzero(np.diff(is_token.astype(np.int8), prepend=0) > 0) > 1:
         raise ContractError(
@@ -333,7 +333,7 @@ class ArrowRows(Sequence[Row]):
 
     def __getitem__(self, index: int) -> Row:  # type: ignore[override]  # one row: no slices
         if not -len(self) <= index < len(self):
-            raise IndexError(f"row {index} of {len(self)} rows does not exist")
+            raise IndexError(f"row {index} is out of range for {len(self)} rows")
         index %= len(self)
         place = index if self._indices is None else int(self._indices[index])
         number = bisect_right(self._starts, place) - 1

@@ -57,10 +57,10 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):
 
     Args:
         uri: `<store>/<dataset>`, as for `load_packed`.
-        version: a ref, a version or a version id.
+        version: a ref, a version or a version ID.
         split: `train` or `eval`.
         shuffle: shuffle by seed and epoch; False keeps the published order.
-        seed: seed of the order.
+        seed: seed for the order.
         rank: rank of this process; by default from torch.distributed, else RANK, else 0. Ranks that
             train one replica together (context, tensor or pipeline parallel) must pass the number
             of their replica, so that they read the same packs.
@@ -77,14 +77,14 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):
         verify: compare each file's sha256 before a process first reads it, as for `load_packed`.
 
     Call `set_epoch` before every epoch. After `load_state_dict`, passes start at the loaded state
-    until one of them reaches its end; the next pass is a whole one. The state of a finished pass
-    has nothing left in its epoch. Workers read ahead, so if a pass is abandoned within its last
-    batches, it may be finished for them. With `transformers.Trainer` or accelerate, which
-    distribute batches themselves, set `rank=0, world_size=1`, and on several ranks also
+    until one of them reaches its end; the next pass covers a whole epoch. The state of a finished
+    pass has nothing left in its epoch. Workers read ahead, so if a pass is abandoned within its
+    last batches, they may already have finished it. With `transformers.Trainer` or accelerate,
+    which distribute batches themselves, set `rank=0, world_size=1`, and on several ranks also
     `accelerator_config={"dispatch_batches": False}`.
 
     Raises:
-        ConfigError: a rank, size or count is not valid, or `drop_uneven` would leave nothing,
+        ConfigError: a rank, size or count is invalid, or `drop_uneven` would drop all packs,
             because there are fewer packs than ranks.
         VersionNotFoundError: the dataset, version or split does not exist.
 
@@ -150,8 +150,9 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):
         self.num_rows = sum(entry.rows for entry in self._entries)
         if drop_uneven and self.num_rows < self.world_size:
             raise ConfigError(
-                f"drop_uneven leaves none of {self.num_rows:,} packs for {self.world_size:,} "
-                "ranks. Remove it, use fewer ranks, or pack with a smaller seq_len."
+                f"drop_uneven drops all {self.num_rows:,} packs, which are too few for "
+                f"{self.world_size:,} ranks. Remove it, use fewer ranks, or pack with a "
+                "smaller seq_len."
             )
         # Shared with worker processes: epoch, packs done before this pass, number of workers that
         # read it, and which of them have reached the end.
@@ -321,7 +322,7 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):
             if state[name] != own:
                 raise ConfigError(
                     f"the loader state was saved with {name} {state[name]!r:.100}, but this "
-                    f"dataset has {own!r}. Use the same, or start a new epoch."
+                    f"dataset has {own!r}. Use the same value, or start a new epoch."
                 )
         if "worker_rows" not in state:
             return epoch, packs, skip
@@ -334,8 +335,8 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):
             if state.get(name) != own:
                 raise ConfigError(
                     f"the state of a worker was saved with {name} {state.get(name)!r:.100}, but "
-                    f"here it is {own}. Use the same, or save state_dict(rows_seen=...), which "
-                    "works with any."
+                    f"here it is {own}. Use the same value, or save state_dict(rows_seen=...), "
+                    "which works with any value."
                 )
         return epoch, packs, skip
 

@@ -104,21 +104,21 @@ def load_packed(
     Args:
         uri: `<store>/<dataset>`, a folder or `s3://bucket/prefix/<dataset>`, optionally with
             `@<ref>` or `@<version>#<digest>`; or a folder that `packhouse pull` wrote.
-        version: a ref, a version (`<vid>.g<N>`) or a version id; preferably `<version>#<digest>`.
+        version: a ref, a version (`<vid>.g<N>`) or a version ID; preferably `<version>#<digest>`.
         split: `train` or `eval`.
         by_source: return a dict with one dataset per source, as `Trainer(eval_dataset=...)` takes
             it; requires a version with `split.eval_by_source`.
         cache: folder of local copies; by default that of `packhouse.prepare`.
         verify: compare each file's sha256 before this process first reads it (1-2 GB/s); if False,
-            trust copies that were verified before, while size and modification time match.
+            trust copies that were verified before, as long as size and modification time match.
 
     Returns:
         A `datasets.Dataset`, or a dict of datasets by source; its `info.version` is unset and
         `info.description` names the version.
 
     Raises:
-        ConfigError: `uri` and `version` name different versions, a file is in the way of the
-            cache folder, or the split has no files for `by_source`.
+        ConfigError: `uri` and `version` name different versions, a file exists where the cache
+            folder should be, or the split has no files for `by_source`.
         DiskError: the cache cannot be written, because the disk is full or access is denied.
         VersionNotFoundError: the dataset, version or split does not exist.
         EmptyDatasetError: the split has no rows.
@@ -195,7 +195,7 @@ def open_split(
         manifest = parse_slot(marker.read_bytes(), f"'{marker}'")
         if not isinstance(manifest, Manifest):
             raise VersionNotFoundError(
-                f"'{folder}' has a version that was removed. Pull another one."
+                f"'{folder}' contains a version that was removed. Pull another one."
             )
         version, recorded = split_pinned(version)
         if version not in ("latest", manifest.version, manifest.vid):
@@ -216,7 +216,7 @@ def open_split(
             f"{opened.dataset} {opened.version} has no preferences. Load it with load_packed."
             if preferences
             else f"{opened.dataset} {opened.version} has preferences, so its bad answers would be "
-            "trained like good ones. Load it with load_preferences."
+            "trained as if they were good. Load it with load_preferences."
         )
     entries = opened.files(split=split)
     if not entries:
@@ -492,7 +492,7 @@ def load_preferences(
 
     Args:
         uri: `<store>/<dataset>`, as for `load_packed`.
-        version: a ref, a version (`<vid>.g<N>`) or a version id.
+        version: a ref, a version (`<vid>.g<N>`) or a version ID.
         split: `train` or `eval`.
         form: set of columns, as in the table.
         cache: folder of local copies; by default that of `packhouse.prepare`.
@@ -603,7 +603,7 @@ class _Sequences:
             is_bad = not chosen.equals(rejected)
         if is_bad:
             raise ContractError(
-                "a row does not consist of prompts and answers, so it is not preference data"
+                "a row does not contain prompts and answers, so it is not preference data"
             )
 
 

@@ -380,7 +380,9 @@ def _faults(
         trained = trained_mask(ranges.starts + base, ranges.ends + base, len(ids))
     # Lengths [3 2 4] start at tokens [0 3 5] of the batch, regardless of packs.
     starts = np.cumsum(lengths, dtype=np.int64) - lengths
-    said = "tokens long, has a trained first token, predicted from the record before it"
+    said = (
+        "tokens long, has a trained first token, which would be predicted from the previous record"
+    )
     yield _Fault("seq_lengths", trained[starts], said, (lengths,), bounds)
     if not allow_untrained and len(starts):  # a pack has a record, so this covers packs too
         untrained = np.add.reduceat(trained, starts, dtype=np.int64) == 0
@@ -395,7 +397,7 @@ def _faults(
         weights = flat["loss_weights"]
         bad = ~np.isfinite(weights) | (weights < 0)
         yield _Fault("loss_weights", bad, "is not a weight", (weights,), offsets)
-        said = "is over 0 where the token is not trained, or 0 where it is"
+        said = "is above 0 for an untrained token, or 0 for a trained one"
         yield _Fault("loss_weights", (weights > 0) != trained, said, (weights,), offsets)
     if ranges is not None and "range_weights" in batch.schema.names:
         column = one_chunk(batch["range_weights"])
@@ -406,4 +408,4 @@ def _faults(
         weights = column.drop_null().flatten().to_numpy(zero_copy_only=False)
         bad = ~np.isfinite(weights) | (weights <= 0)
         starts = np.append(0, np.cumsum(due))
-        yield _Fault("range_weights", bad, "is not a weight over 0", (weights,), starts)
+        yield _Fault("range_weights", bad, "is not a weight above 0", (weights,), starts)

@@ -136,8 +136,8 @@ def plan_packs(
     if multiple < 1 or seq_len % multiple or (multiple > 1 and strategy == "concat"):
         raise ConfigError(
             f"records cannot be padded to multiples of {multiple} in {strategy} packs of "
-            f"{seq_len:,} tokens. Use a seq_len that is a multiple, and a strategy other than "
-            "concat."
+            f"{seq_len:,} tokens. Use a seq_len that is a multiple of it and a strategy other "
+            "than concat."
         )
     if len(lengths) and lengths.min() < 1:
         index = int(np.argmax(lengths < 1))
@@ -409,14 +409,14 @@ def plugin_planner(strategy: str) -> Callable[[Lengths, int, int | None], PackPl
                 f"{plugin} packed sequence {index} {times[index]} times; expected once"
             )
         if not sizes.all():
-            raise PluginError(f"{plugin} made pack {int(np.argmin(sizes))} without any sequence")
+            raise PluginError(f"{plugin} returned an empty pack ({int(np.argmin(sizes))})")
         packed = _plan_of(order, sizes, lengths, seq_len, strategy)
         ends = np.append(np.int64(0), np.cumsum(lengths[order], dtype=np.int64))
         tokens = np.diff(ends[packed.pack_offsets])
         if tokens.max(initial=0) > seq_len:
             index = int(np.argmax(tokens))
             raise PluginError(
-                f"{plugin} put {tokens[index]:,} tokens into pack {index}, more than seq_len "
+                f"{plugin} put {tokens[index]:,} tokens in pack {index}, more than seq_len "
                 f"{seq_len:,}"
             )
         return packed

@@ -204,7 +204,7 @@ class LeakCheck:
         first = self._first.hex()
         raise ContractError(
             f"{self._num_shared:,} train records have a {self.what} that is also in eval, "
-            f"the first is '{first}'. Compute both sides from the same keys and seed.",
+            f"starting with '{first}'. Compute both splits from the same keys and seed.",
             what=self.what,
             key=first,
             num_shared=self._num_shared,

@@ -102,7 +102,7 @@ def read_messages(messages: object, tools: object, system: str | None) -> Conver
             raise BadRowError("type", "the messages are text that is not a JSON list")
         messages, bad = parse_text(messages)
         if bad is not None:
-            raise BadRowError(bad[0], f"the messages are JSON text with a fault: {bad[1]}")
+            raise BadRowError(bad[0], f"the messages are JSON text with an error: {bad[1]}")
     if not isinstance(messages, list):
         raise BadRowError("type", f"the messages are {kind_of(messages)}, not a list")
     turns: list[Turn] = []
@@ -483,7 +483,7 @@ def weigh_message(
         weight = 0.0
     elif spans:
         if not is_text or is_weighed:
-            detail = "spans cannot be combined with tool calls or parts; set `train` of each part"
+            detail = "spans cannot be combined with tool calls or parts; set `train` on each part"
             raise BadRowError("type", f"message {number}: {detail}")
         said, weight, is_weighed = spans, 1.0 if weight is None else weight, bool(thought)
         thought = [("".join(text for text, _ in thought), 0.0)]
@@ -495,7 +495,9 @@ def weigh_message(
         (own,) = own_weights
         return own if weight is None or own is None else own * weight, None
     if weight is None and role != "assistant" and any(own_weights - {None}):
-        detail = f"message {number}: a part of a {role} turn is trained; give the turn a weight"
+        detail = (
+            f"message {number}: a part of a {role} turn is trained; set a weight on the turn itself"
+        )
         raise BadRowError("type", detail)
     return weight, orjson.dumps(sizes).decode()
 
@@ -554,7 +556,10 @@ def _read_spans(message: dict[str, object], content: str, number: int) -> Pieces
             what = f"{where} has {str(span)[:60]!r}, not {{begin_offset, end_offset, train}}"
             raise BadRowError("type", what)
         if not 0 <= begin <= end <= len(content):
-            what = f"{where}: characters {begin} to {end} of a content with {len(content)}"
+            what = (
+                f"{where}: characters {begin} to {end} are not within the content, which has "
+                f"{len(content)}"
+            )
             raise BadRowError("type", f"{what}; offsets count from 0 and include the last one")
         if train:
             trained.append((begin, min(end + 1, len(content))))

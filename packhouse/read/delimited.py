@@ -68,8 +68,8 @@ class CommaFile(TextFile):
         twice = sorted(name for name, times in Counter(names).items() if times > 1)
         if twice == [""]:
             raise SourceError(
-                f"source file '{self.uri}': {names.count('')} of its columns have no name. Name "
-                "them, or remove them and write values that hold commas in quotes"
+                f"source file '{self.uri}': {names.count('')} columns have no name. Name or "
+                "remove them, and put values that contain commas in quotes"
             )
         if twice:
             raise SourceError(
@@ -109,8 +109,8 @@ class CommaFile(TextFile):
         if num_records > MAX_RECORDS:
             raise SourceError(
                 f"source file '{self.uri}' has {num_records:,} records in {size:,} bytes; a shard "
-                f"takes at most {MAX_RECORDS:,}. Check the file and its file_format; if both are "
-                "right, lower shard_mb"
+                f"can have at most {MAX_RECORDS:,}. Check the file and its file_format; if both "
+                "are right, lower shard_mb"
             )
         return num_records
 
@@ -227,7 +227,7 @@ def _parse_record(piece: bytes, width: int, delimiter: str) -> list[str] | tuple
         return "csv", "the row has a bare carriage return or an open quote"
     is_spaced = re.search(rf'(?:^|{delimiter}) +"', text) is not None
     if len(rows[0]) != width:
-        why = f"the row has {len(rows[0])} fields, and the header has {width}"
+        why = f"the row has {len(rows[0])} fields, but the header has {width}"
         return "fields", why + (_REMOVE if is_spaced else "")
     if delimiter != "\t" and is_spaced and any(map(_SPACED.fullmatch, rows[0])):
         return "csv", f"a value has a space before its quote{_REMOVE}"

@@ -192,14 +192,15 @@ def format_of(head: bytes, name: str, wanted: FileFormat | Literal["auto"], uri:
         found = "objects" if goes_on else "jsonl" if text else "json"
     else:
         raise SourceError(
-            f"the format of source file '{uri}' cannot be told from its name or first bytes. "
-            "Set file_format to json, jsonl, csv, tsv, parquet, arrow, xlsx, sqlite or duckdb",
+            f"the format of source file '{uri}' cannot be determined from its name or first "
+            "bytes. Set file_format to json, jsonl, csv, tsv, parquet, arrow, xlsx, sqlite or "
+            "duckdb",
             uri=uri,
         )
     if found != "json" and b"\n" not in head and b"\r" in head.rstrip(b"\r\n"):
         raise SourceError(
-            f"the lines of source file '{uri}' end in CR only, which packhouse cannot read. Save "
-            "it with lines that end in LF",
+            f"source file '{uri}' has CR-only line endings, which packhouse cannot read. Save it "
+            "with LF line endings",
             uri=uri,
         )
     if found == "jsonl" and num_rows > 1:  # a list with one element may be a row on its line

@@ -189,13 +189,13 @@ def _check_uri(path: str) -> str:
     if "@" in parts.netloc:
         host = parts.netloc.rsplit("@", 1)[1]
         raise SourceError(
-            f"source '{parts.scheme}://***@{host}{parts.path}' contains credentials. Remove them "
+            f"source '{parts.scheme}://***@{host}{parts.path}' contains credentials. Remove them, "
             "and set them in the environment (AWS_ACCESS_KEY_ID, HF_TOKEN, ...)"
         )
     host, colon, port = parts.netloc.partition(":")
     if colon and host != "arn" and not re.fullmatch("[0-9]*", port):  # `key:sec/ret@bucket`
         raise SourceError(
-            f"a {parts.scheme}:// source contains credentials. Remove them and set them in the "
+            f"a {parts.scheme}:// source contains credentials. Remove them, and set them in the "
             "environment (AWS_ACCESS_KEY_ID, HF_TOKEN, ...)"
         )
     if parts.scheme not in _SCHEMES:
@@ -218,8 +218,8 @@ def _local_glob(pattern: Path) -> list[SourceFile]:
     for folder in {path.parent for path in found}:  # a worker may be allowed this root only
         if not folder.resolve().is_relative_to(real):
             raise SourceError(
-                f"source '{folder}' is reached through a symbolic link that leads out of '{root}'. "
-                f"Name its target '{folder.resolve()}' instead"
+                f"source '{folder}' is reached through a symbolic link that leads outside "
+                f"'{root}'. Use its target '{folder.resolve()}' instead"
             )
     return [_local(path, root) for path in found]
 
@@ -246,7 +246,7 @@ def _local(path: Path, root: Path) -> SourceFile:
     kind = stat.S_IFMT(status.st_mode)
     if kind == stat.S_IFLNK:
         target = os.path.realpath(path)
-        raise SourceError(f"source '{path}' is a symbolic link. Name its target '{target}' instead")
+        raise SourceError(f"source '{path}' is a symbolic link. Use its target '{target}' instead")
     if kind in _NOT_PLAIN:
         raise SourceError(f"source '{path}' is {_NOT_PLAIN[kind]}, not a plain file")
     if any("\ud800" <= letter <= "\udfff" for letter in str(path)):
@@ -445,15 +445,15 @@ def _hub_errors(wanted: HubPath) -> Iterator[None]:
         has_token = bool(hub_options()["token"])
         if isinstance(error, errors.GatedRepoError):
             why = (
-                f"{repo} is gated. Request access on its page, and set HF_TOKEN to a token of that "
-                "account"
+                f"{repo} is gated. Request access on its page, and set HF_TOKEN to a token for "
+                "that account"
             )
         elif isinstance(error, errors.RevisionNotFoundError):
             why = f"{repo} has no revision '{wanted.revision}'"
         elif isinstance(error, errors.OfflineModeIsEnabled):
             why = (
-                "HF_HUB_OFFLINE is set, so only files in the cache can be read, and only by commit "
-                "(@ and its 40 digits)"
+                "HF_HUB_OFFLINE is set, so only cached files can be read, and only by commit (@ "
+                "and its 40 digits)"
             )
         elif (
             isinstance(error, errors.LocalEntryNotFoundError | ConnectionError | TimeoutError)

@@ -494,7 +494,7 @@ def _where_rows_are(row: object, *, is_alone: bool) -> str:
     if kinds == {dict} or (kinds == {list} and len(values) > 1):
         what = "objects" if kinds == {dict} else "columns"
         return (
-            f"Its {what} are in one object, which packhouse cannot read: write a list of rows, or "
+            f"Its {what} are in one object, which packhouse cannot read. Write a list of rows, or "
             "one object per line"
         )
     return "Set `format`, and `fields` if the names differ. `packhouse init FILE` suggests both"

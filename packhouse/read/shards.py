@@ -143,7 +143,7 @@ def _scan_file(
         function_of_addon("refuse_unsaved")(file.uri, str(path))
     if config.table is not None and not is_database:
         raise SourceError(
-            f"source file '{file.uri}' is not a database, so `table` has no meaning. Remove `table`"
+            f"source file '{file.uri}' is not a database, so `table` does not apply. Remove `table`"
         )
     name = source_name(config)
     whole = SourceShard(
@@ -166,7 +166,10 @@ def _scan_file(
     )
     if file_format in TABULAR:
         if compression != "none":
-            raise SourceError(f"source file '{file.uri}' is compressed {file_format}. Unpack it")
+            raise SourceError(
+                f"source file '{file.uri}' is compressed {file_format}, which cannot be read. "
+                "Unpack it"
+            )
         yield from _scan_table(whole, config, max_shard_bytes)
         return
     text_file = TEXT_FILES[file_format](
@@ -180,8 +183,9 @@ def _scan_file(
     cuts = list(text_file.cut(stream))
     if stream.stored_bytes != file.size:
         raise SourceError(
-            f"source file '{file.uri}' changed while it was read: it had {file.size:,} bytes, and "
-            f"{stream.stored_bytes:,} were read. Run again when nothing writes to it",
+            f"source file '{file.uri}' changed while it was being read: it had {file.size:,} "
+            f"bytes, but {stream.stored_bytes:,} were read. Run again when nothing is writing to "
+            "it",
             uri=file.uri,
         )
     whole = replace(whole, file_sha256=stream.stored_sha256.hexdigest(), header=text_file.header)
@@ -319,7 +323,7 @@ def _needs_all_rows(shard: SourceShard) -> bool:
 def _changed(shard: SourceShard) -> SourceError:
     return SourceError(
         f"source file '{shard.uri}' changed since it was scanned (bytes {shard.byte_start:,} to "
-        f"{shard.byte_end:,}). Run again when nothing writes to it",
+        f"{shard.byte_end:,}). Run again when nothing is writing to it",
         uri=shard.uri,
     )
 
@@ -390,8 +394,8 @@ def _whole(shards: list[SourceShard]) -> list[SourceShard]:
     size = last.byte_end - first.byte_start
     if size > MAX_WHOLE_BYTES:
         raise SourceError(
-            f"source file '{first.uri}' has {size:,} bytes. Format {first.row_format} needs all "
-            f"rows of a file at once and takes at most {MAX_WHOLE_BYTES:,}: split it by tree",
+            f"source file '{first.uri}' has {size:,} bytes. Format {first.row_format} reads all "
+            f"rows of a file at once, up to {MAX_WHOLE_BYTES:,} bytes. Split the file by tree",
             uri=first.uri,
         )
     counts = [shard.num_rows for shard in shards]

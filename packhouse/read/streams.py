@@ -59,8 +59,8 @@ class FileStream:
         except UnicodeError as error:  # UTF-16 without a byte-order mark is not a decode error
             why = error.reason if isinstance(error, UnicodeDecodeError) else str(error)
             raise SourceError(
-                f"source file '{self.uri}' is not {self.encoding} text ({why}). Correct "
-                "`encoding` of the source, or fix the file",
+                f"source file '{self.uri}' is not {self.encoding} text ({why}). Correct the "
+                "source's `encoding`, or fix the file",
                 uri=self.uri,
             ) from None
 

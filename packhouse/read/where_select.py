@@ -304,7 +304,7 @@ def columns_of(config: SourceConfig, kinds: Mapping[str, Kind]) -> dict[str, Kin
             if found.get(name, _RENAMED) not in (_RENAMED, kind):
                 raise ConfigError(
                     f"source '{config.path}': {place} `{text}`: '{name}' is read both with and "
-                    "without json(). Read it in one way"
+                    "without json(). Use one or the other everywhere"
                 )
             found[name] = kind
     return dict(sorted(found.items()))
@@ -456,7 +456,7 @@ def _in_worker(config: SourceConfig, call: Callable[[], Any], num_bytes: int) ->
             call,
             what=f"expressions of source '{source_name(config)}'",
             blames=SourceError,
-            remedy="Make the expression simpler",
+            remedy="Simplify the expression",
             num_bytes=num_bytes,
             more_memory=num_bytes,
         )
@@ -588,7 +588,7 @@ def parse_expression(connection: Any, text: str, functions: frozenset[str]) -> P
         try:
             tree = json.loads(answer)
         except RecursionError:
-            raise ConfigError("it is nested too deeply. Make it simpler") from None
+            raise ConfigError("it is nested too deeply. Simplify it") from None
         if tree.get("error"):
             said = str(tree.get("error_message", "")).splitlines()[0]
             what = "it is not an expression" if "Only SELECT" in said else said
@@ -702,7 +702,9 @@ def _check(node: dict[str, Any], functions: frozenset[str]) -> None:
         if node.get("distinct") or node.get("filter") or node["order_bys"].get("orders"):
             raise ConfigError(f"function '{name}' cannot have DISTINCT, FILTER or ORDER BY")
     if kind == "TYPE" and str(node["type_name"]).lower() not in _CAST_TYPES:
-        raise ConfigError(f"type '{node['type_name']}' is not allowed. Cast to VARCHAR, BIGINT...")
+        raise ConfigError(
+            f"type '{node['type_name']}' is not allowed. Cast to VARCHAR, BIGINT or another type"
+        )
 
 
 MAX_FAILED = 10_000
@@ -819,7 +821,7 @@ def _values(what: str, text: str, rows: pa.RecordBatch) -> tuple[pa.Array, dict[
     except _row_errors():
         pass
     except duckdb.Error as error:
-        raise SourceError(f"{what}: {_problem(error)}. Make it simpler") from None
+        raise SourceError(f"{what}: {_problem(error)}. Simplify it") from None
     # `TRY` gives NULL both for failures and for NULL values. `... IS NULL` distinguishes them: it
     # is true or false unless the expression fails.
     fails = [value is None for value in _run(f"TRY({expression} IS NULL)", rows).to_pylist()]
@@ -873,7 +875,7 @@ def check_text_function(name: str) -> None:
         ConfigError: the package that it needs is not installed.
     """
     function = text_function(name)
-    text = pa.array(["a text that is long enough to have a language"])
+    text = pa.array(["text long enough to detect its language"])
     function(*[text] * len(signature(function).parameters))
 
 

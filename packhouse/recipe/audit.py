@@ -36,7 +36,7 @@ class QualityConfig(Section):
     """
 
     max_empty_answers: Share | None = None
-    """Maximum share of rows with an answer without content: `...`, `N/A`."""
+    """Maximum share of rows with an empty answer, such as `...` or `N/A`."""
 
     max_echoes: Share | None = None
     """Maximum share of rows with an answer that repeats the prompt."""
@@ -89,10 +89,10 @@ class QualityConfig(Section):
 
 
 class AuditConfig(Section):
-    """Limits on faults of tokens and masks, for each source and for the whole dataset.
+    """Limits on token and mask errors, for each source and for the whole dataset.
 
-    A version that exceeds one is not published. Limits do not affect the output or any cache key;
-    they are checked in every run, even if all steps are cached.
+    A version that exceeds a limit is not published. Limits do not affect the output or any cache
+    key; they are checked in every run, even if all steps are cached.
     """
 
     min_answer_coverage: Share = 0.99
@@ -131,13 +131,13 @@ class AuditConfig(Section):
     """Maximum share of packed sequences that end with a trained token other than an end token."""
 
     max_double_bos: Share = 0.0
-    """Maximum share of rows with two BOS tokens in sequence."""
+    """Maximum share of rows with two consecutive BOS tokens."""
 
     max_missing_bos: Share = 0.0
     """Maximum share of rows without the BOS token that the tokenizer itself would add."""
 
     max_double_ends: Share = 0.0
-    """Maximum share of rows with the same end token twice in sequence."""
+    """Maximum share of rows with two consecutive identical end tokens."""
 
     max_unknown_tokens: Share = 0.01
     """Maximum share of tokens that are the tokenizer's unknown token."""

@@ -130,7 +130,7 @@ class Recipe(Section):
         if others := sorted({source.format for source in self.sources} - {kind}):
             raise ValueError(
                 f"sources of format {kind} and {others[0]} cannot be combined in one dataset. "
-                "Make a recipe for each"
+                "Write a separate recipe for each"
             )
         pack, format_ = self.pack, self.format
         refused = {
@@ -147,7 +147,7 @@ class Recipe(Section):
         for setting in (name for name, is_set in refused.items() if is_set):
             raise ValueError(
                 f"{setting} cannot be used with sources of format {kind}, whose answers are "
-                "trained whole. Remove or change it"
+                "always trained in full. Remove or change it"
             )
         if kind == "kto" and pack.strategy != "none":
             raise ValueError(
@@ -156,7 +156,8 @@ class Recipe(Section):
             )
         for name in {each.format for each in self.publish.exports} - {"arrow", "trl"}:
             raise ValueError(
-                f"export {name} would train rejected answers like chosen ones. Use trl or arrow"
+                f"export {name} would train on rejected answers as if they were chosen. Use "
+                "trl or arrow"
             )
         return self
 

@@ -70,7 +70,7 @@ def explain_mistakes(
         place = where if line is None else f"{where}, line {line}"
         lines.append(f"{place}: {_explain(item, model)}"[:_MAX_CHARS])
     if len(found) > MOST_SHOWN:
-        lines.append(f"{where}: {len(found) - MOST_SHOWN} more mistakes")
+        lines.append(f"{where}: {len(found) - MOST_SHOWN} more errors")
     return "\n".join(lines)
 
 
@@ -151,7 +151,7 @@ def load_recipe(
     Paths of sources, tokenizer and template are relative to the recipe's folder, the store to the
     working directory. A tokenizer `org/name` is read from the Hub, unless there is a folder of that
     name. `${PACKHOUSE_X}` and `${PACKHOUSE_X:-default}` are replaced from the environment. Other
-    variables are refused.
+    variables are rejected.
 
     Args:
         path: YAML file.
@@ -356,7 +356,7 @@ def apply_override(raw: dict[str, Any], override: str) -> None:
     """
     key, equals, value = override.partition("=")
     if not equals or not key:
-        raise ConfigError("--set needs the form section.key=value. Try --set pack.seq_len=4096")
+        raise ConfigError("--set takes section.key=value. Try --set pack.seq_len=4096")
     *parents, last = key.split(".")
     place: Any = raw
     for parent in parents:

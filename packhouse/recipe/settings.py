@@ -62,7 +62,7 @@ def _as_form(schema: dict[str, Any], model: type[BaseModel]) -> None:
 
 
 class Section(BaseModel):
-    """Base class of all sections: frozen, refuses unknown keys."""
+    """Base class of all sections: frozen, rejects unknown keys."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -94,23 +94,23 @@ class ValidateConfig(Section):
     """Rules for rows, and the share of bad rows at which a run fails."""
 
     max_quarantined: Annotated[float, Field(ge=0, le=1)] = 0.01
-    """Largest fraction of quarantined rows; above it, the run fails. Unless it is 0, a single bad
-    row is always allowed, so that it does not fail a small file."""
+    """Maximum share of quarantined rows; above it, the run fails. Unless it is 0, one bad row is
+    always allowed, so that a single bad row does not fail a small file."""
 
     max_row_bytes: Annotated[int, Field(gt=0)] = 16 * 2**20
-    """Maximum size of a raw row in bytes. Longer rows are quarantined without parsing. A file is
-    refused if one of its rows exceeds both this and 64 MiB."""
+    """Maximum size of a raw row in bytes. Longer rows are quarantined without parsing. A file
+    with a row that exceeds both this and 64 MiB is rejected."""
 
     max_chars: Annotated[int, Field(gt=0)] = 1_000_000
     """Maximum length of a message in characters. Rows with a longer one are quarantined before
     tokenization."""
 
     allow_ends_on_user: bool = False
-    """Keep conversations that end with a user turn. That turn is not trained."""
+    """Keep conversations that end with a user turn. The last turn is not trained."""
 
     refused_orders: Annotated[list[TurnOrder], Field(max_length=4), AfterValidator(_in_order)] = []
     """Turn orders that quarantine a row: `system_not_first`, `starts_with_assistant`,
-    `consecutive_user`, `consecutive_assistant`. By default, every order is accepted that the
+    `consecutive_user`, `consecutive_assistant`. By default, any order is accepted that the
     template can write without losing content."""
 
 
@@ -182,7 +182,7 @@ class FormatConfig(Section):
 
     train_on: Literal["assistant", "last_assistant", "all"] = "assistant"
     """Which turns are trained. `all` trains every token. The `weight` or `train` of a message
-    overrides it."""
+    overrides this setting."""
 
     never_train: Annotated[list[Role], Field(max_length=4), AfterValidator(_in_order)] = []
     """Roles whose turns, including headers, are not trained with `train_on: all`."""
@@ -201,7 +201,7 @@ class FormatConfig(Section):
     record if its prompt at inference continues that record, ignoring text that the template adds;
     otherwise it starts a new record. `exact`: it joins only if its prompt continues that record
     byte for byte. `alone`: one record per answer. `whole`: one record per row, even if inference
-    would send other prompts."""
+    would use different prompts."""
 
     stop_tokens: Annotated[list[str], Field(max_length=16)] = []
     """Control tokens that stop generation. Default: those of `generation_config.json` and the
@@ -249,8 +249,8 @@ class FormatConfig(Section):
             raise ValueError(f"the arguments cannot be written as JSON: {error}") from None
         if len(text) > _MAX_ARGUMENTS:
             raise ValueError(
-                f"the arguments are {len(text):,} characters of JSON (limit {_MAX_ARGUMENTS:,}). "
-                "Shorten them"
+                f"the arguments have {len(text):,} characters as JSON; the limit is "
+                f"{_MAX_ARGUMENTS:,}. Shorten them"
             )
         ordered: dict[str, Any] = json.loads(text)
         return ordered
@@ -264,27 +264,28 @@ class FormatConfig(Section):
             )
         if self.never_train and self.train_on != "all":
             raise ValueError(
-                f"never_train needs train_on: all, got train_on: {self.train_on}. Remove one"
+                f"never_train requires train_on: all, but train_on is {self.train_on}. Change "
+                "one of them"
             )
         if len({*self.never_train, "tool", "system"}) == 4:
             raise ValueError(
                 "never_train excludes both user and assistant, so nothing is left to train. "
-                "Remove one of them"
+                "Remove one of the two"
             )
         if self.turns == "alone" and self.train_on == "all":
             raise ValueError(
-                "turns: alone trains one answer per record and cannot be combined with "
-                "train_on: all. Change one"
+                "turns: alone trains one answer per record and cannot be combined with train_on: "
+                "all. Change one of them"
             )
         if self.turns == "whole" and self.thought_end is not None:
             raise ValueError(
-                "turns: whole renders each row once, and its template drops the reasoning that "
-                "thought_end would end. Remove thought_end, or use turns: joined"
+                "turns: whole renders each row once, and the template drops the reasoning that "
+                "thought_end would close. Remove thought_end, or use turns: joined"
             )
         if self.reasoning == "train_last" and self.train_on == "all":
             raise ValueError(
                 "reasoning: train_last excludes reasoning from training and cannot be combined "
-                "with train_on: all. Change one"
+                "with train_on: all. Change one of them"
             )
         return self
 
@@ -297,14 +298,14 @@ class TokenizeConfig(Section):
     otherwise. Does not affect the IDs."""
 
     pipeline: PipelineChoice | None = None
-    """Which pipeline to use if the tokenizer's class builds a different one than tokenizer.json
-    contains: that of the `file`, or of the `class` (as loaded by `AutoTokenizer`). By default, a
-    tokenizer whose two pipelines give different IDs is refused. Choose the one that inference
-    uses."""
+    """Which pipeline to use if the tokenizer's class builds a different one from that in
+    tokenizer.json: that of the `file`, or of the `class` (as loaded by `AutoTokenizer`). By
+    default, a tokenizer whose two pipelines give different IDs is rejected. Choose the one that
+    inference uses."""
 
     control_text: Literal["text", "allow", "quarantine"] = "text"
-    """Text of a control token inside a message: encode it as ordinary `text`, `allow` it as a
-    control token, or `quarantine` the row."""
+    """How to handle the text of a control token inside a message: encode it as ordinary `text`,
+    `allow` it as a control token, or `quarantine` the row."""
 
 
 Strategy = Literal["best_fit", "first_fit", "first_fit_shuffle", "next_fit", "concat", "none"]
@@ -322,11 +323,11 @@ class PackConfig(Section):
     time. Or the name of a plug-in."""
 
     over_length: Literal["drop", "error", "truncate_turns", "window"] = "drop"
-    """How to handle records longer than `seq_len`. `drop`: drop and count them (of chats with
-    many answers, those over 8,192 tokens are counted without being built). `error`: fail.
-    `truncate_turns`: keep the whole turns that fit, from the start. `window`: split into windows
-    of whole turns, each with the system prompt (a change of `seq_len` then also runs format
-    again)."""
+    """How to handle records longer than `seq_len`. `drop`: drop and count them (in chats with many
+    answers, records over 8,192 tokens are counted without being built). `error`: fail.
+    `truncate_turns`: keep the whole turns that fit, from the start. `window`: split into windows of
+    whole turns, each with the system prompt (changing `seq_len` then reruns the format step,
+    too)."""
 
     seed: int = 0
     """Seed for the order of packs, and of records of equal length within them."""
@@ -339,8 +340,8 @@ class PackConfig(Section):
 
     balance: Annotated[int, Field(ge=1, le=2**16)] = 1
     """Packs per training step, over all data-parallel ranks. Packs are ordered so that each group
-    of this many costs about the same attention (sum of squared lengths). Changes only their order;
-    for trainers that read packs in file order."""
+    of this many costs about the same attention (sum of squared lengths). Only the order changes.
+    Use it with trainers that read packs in file order."""
 
     @model_validator(mode="after")
     def _multiples_fit(self) -> Self:
@@ -376,7 +377,7 @@ class DedupConfig(Section):
     compared as a whole."""
 
     near_threshold: Annotated[float, Field(ge=0.5, le=1)] = 0.8
-    """Lowest Jaccard similarity of n-grams at which two conversations count as similar."""
+    """Minimum Jaccard similarity of n-grams at which two conversations count as similar."""
 
     near_unit: Literal["words", "characters"] = "words"
     """Unit of the n-grams. Each ideograph counts as a word."""
@@ -396,15 +397,15 @@ class SplitConfig(Section):
     key."""
 
     eval_count: Annotated[int | None, Field(ge=0)] = None
-    """Number of rows in eval, instead of a share. Groups are added in order of their hash until
-    this number is reached; each row brings all its records."""
+    """Number of rows in eval, instead of a fraction. Groups are added in order of their hash until
+    this number is reached; each row includes all its records."""
 
     group_by: Literal["prompt", "record"] = "prompt"
     """Unit that stays in one split: records with the same `prompt`, or only exact duplicates
     (`record`)."""
 
     seed: int = 0
-    """Seed of the assignment to train and eval."""
+    """Seed for assigning records to train and eval."""
 
     eval_by_source: bool = False
     """Pack the eval records of each source separately, into separate files. `load_packed(...,
@@ -471,7 +472,7 @@ def _or_a_name(schema: dict[str, Any]) -> None:
 
 
 class PublishConfig(Section):
-    """Target and files of the published version."""
+    """Where the version is published, and in which files."""
 
     store: Uri = "./store"
     """Root of the store: a folder or `s3://bucket/prefix`."""
@@ -480,17 +481,17 @@ class PublishConfig(Section):
     """Ref that moves to the new version."""
 
     move_ref: bool = True
-    """False publishes without moving the ref. A ref that does not exist yet is still created."""
+    """If false, publish without moving the ref. A ref that does not exist yet is still created."""
 
     also: list[Target] = []
     """Additional targets: `hf://datasets/ORG/NAME`, `wandb://PROJECT`. W&B receives tables of text
     and the manifest, and with `wandb://PROJECT?files=true` also the packed files. That target can
-    be written as `{wandb: {project: PROJECT, files: true}}`."""
+    also be written as `{wandb: {project: PROJECT, files: true}}`."""
 
     keep_tokenizer: bool = True
     """Keep a copy of the tokenizer in the store, shared by all versions, so that any machine can
-    show text. Set it to false if the license forbids redistribution; `packhouse inspect` then
-    needs the tokenizer's folder."""
+    decode its tokens. Set it to false if the license forbids redistribution; `packhouse inspect`
+    then needs the tokenizer's folder."""
 
     allow_breaking_schema: bool = False
     """Move the ref even if the new version's schema breaks readers of the current version."""

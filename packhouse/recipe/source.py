@@ -78,11 +78,11 @@ class SourceConfig(Section):
     formats; it does not detect plug-in formats. `mixed` detects the format of each row."""
 
     file_format: Literal["auto", FileFormat] = "auto"
-    """File format. `auto` uses the file name and checks the first bytes. `objects`: JSON objects
-    in sequence, each on one or more lines. `xlsx` also reads ODS."""
+    """File format. `auto` uses the file name and checks the first bytes. `objects`: one
+    JSON object after another, each on one or more lines. `xlsx` also reads ODS."""
 
     table: Annotated[str, Field(min_length=1, max_length=200)] | None = None
-    """Table of a SQLite or DuckDB file. Required if the file has several."""
+    """Table of a SQLite or DuckDB file. Required if the file has several tables."""
 
     encoding: Encoding = "utf-8"
     """Encoding of a text file. `gb18030` also reads GBK and GB2312; `cp932` Shift JIS; `cp949`

@@ -188,7 +188,7 @@ def check_quarantine(
         return result
     if rows == 0:
         error: PackhouseError = EmptyDatasetError(
-            "the sources have no rows, so there is nothing to publish"
+            "the sources have no rows, so there is nothing to publish. Check their paths"
         )
     elif is_empty and left_out:
         policies = "`where` or `media`" if "media" in checked[0].dropped else "`where`"

@@ -77,7 +77,7 @@ QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
         ),
         "label": Reason(
             "the label is not a known class",
-            "use 0, 1, ... or one of `label_names`, the same way in all rows",
+            "use 0, 1, ... or names from `label_names`, but not both",
         ),
         "token_ids": Reason(
             "`input_ids` is empty, or has a number that is not a token id", "tokenize the row again"
@@ -203,17 +203,17 @@ QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
     "format": {
         "template": Reason(
             "the template rejects the row, or cannot render a part of it",
-            "do what the detail says; a different template, or your own Jinja file, may be able "
-            "to render it",
+            "follow the advice in the detail; a different template, or your own Jinja file, may "
+            "be able to render it",
         ),
         "template_limit": Reason(
             "the row takes too long to render, or its text is too large",
             "set `format.turns: whole`, split the conversation, or fix a template that recurses",
         ),
         "content_lost": Reason(
-            "the template leaves out a text, a tool or a call",
-            "do what the detail says, or set `format.template` to a Jinja file that writes it "
-            "(`mistral_system` for Mistral v0.3)",
+            "the template leaves out text, a tool or a tool call",
+            "follow the advice in the detail, or set `format.template` to a Jinja file that "
+            "writes it (`mistral_system` for Mistral v0.3)",
         ),
         "thought_lost": Reason(
             "the template leaves out the reasoning of a trained answer",
@@ -235,7 +235,7 @@ QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
         ),
         "stop_inside": Reason(
             "the template writes a stop token inside an answer, where the model would stop",
-            "do what the detail says, or set the weight of the message to 0",
+            "follow the advice in the detail, or set the weight of the message to 0",
         ),
         "nothing_trained": Reason(
             "no turn of the row is trained",
@@ -244,12 +244,12 @@ QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
         ),
         "label": Reason("a label is not in `label_names`", "list all classes"),
         "only_thinking": Reason(
-            "an answer has nothing but reasoning; see format.reasoning",
+            "an answer has only reasoning; see format.reasoning",
             "set the message's weight to 0, set `format.reasoning: keep`, or remove the row",
         ),
         "unclosed_thinking": Reason(
-            "an answer has a `<think>` without `</think>`, so its reasoning cannot be "
-            "separated from the answer; fix it, or give it the weight 0",
+            "an answer has a `<think>` without `</think>`, so its reasoning cannot be separated "
+            "from the answer; fix it, or set its weight to 0",
             "close it, set that message's weight to 0, or set `format.reasoning: keep`",
         ),
     },
@@ -307,18 +307,18 @@ DROP_REASONS: dict[str, Reason] = {
         "set `audit.on_match: stop` to stop the run instead",
     ),
     "joined": Reason(
-        "the message is part of the conversation at the first row of its tree", "nothing to do"
+        "the message is part of the conversation at the first row of its tree", "no action needed"
     ),
     "other_path": Reason(
         "the message is not on a path that is read", "set `oasst_paths: all` to read all paths"
     ),
-    "filtered": Reason("`where` is false or NULL for the row", "widen the expression to keep it"),
+    "filtered": Reason("`where` is false or NULL for the row", "relax the expression to keep it"),
     "media": Reason(
         "the row has an image, audio, video or file, and its source has `media: drop_rows`",
         "set `media: drop_parts` to train the text without them",
     ),
     "sampled_out": Reason(
-        "not chosen by the source's `weight` or `max_records`", "raise them to take more"
+        "not chosen by the source's `weight` or `max_records`", "raise them to include more rows"
     ),
 }
 """Reason code of rows dropped by a policy of the recipe -> meaning and remedy."""

@@ -94,10 +94,10 @@ _NOT_NAMED = (
 
 NOTES: Mapping[str, tuple[str, str]] = {
     "straddles_start": (
-        "answer starts inside a token of the prompt, and that token is not trained; to avoid it, "
-        "end the template's prompt with a line break",
-        "answers start inside a token of the prompt, and that token is not trained; to avoid it, "
-        "end the template's prompt with a line break",
+        "answer starts inside a token of the prompt, and that token is not trained; to avoid "
+        "this, end the template's prompt with a line break",
+        "answers start inside a token of the prompt, and that token is not trained; to avoid "
+        "this, end the template's prompt with a line break",
     ),
     "straddles_end": (
         "trained turn ends inside a token, and all of that token is trained",
@@ -140,18 +140,18 @@ NOTES: Mapping[str, tuple[str, str]] = {
         "the same question have reasoning",
     ),
     "rewritten_prompts": (
-        "prompt differs from the record before it, only in text that the template adds",
-        "prompts differ from the record before them, only in text that the template adds",
+        "prompt differs from the previous record, but only in text that the template adds",
+        "prompts differ from the previous record, but only in text that the template adds",
     ),
     "answers_too_long": (
         "answer is left out, because its prompt is longer than any pack",
         "answers are left out, because their prompts are longer than any pack",
     ),
     "borrowed_thoughts": (
-        "answer is written as if a tool call followed, because the template leaves out its "
-        "reasoning otherwise",
-        "answers are written as if a tool call followed, because the template leaves out their "
-        "reasoning otherwise",
+        "answer is rendered as if a tool call followed, because the template would otherwise "
+        "leave out its reasoning",
+        "answers are rendered as if a tool call followed, because the template would otherwise "
+        "leave out their reasoning",
     ),
     "arguments_not_read": (
         "row has template arguments that the template does not read",
@@ -185,8 +185,8 @@ NOTES: Mapping[str, tuple[str, str]] = {
 
 _WORTH_SAYING = 1.1
 _CAUSE = {
-    "joined": "the template writes a turn differently once later turns follow",
-    "exact": "prompts at inference do not continue the record before them",
+    "joined": "the template writes a turn differently when later turns follow",
+    "exact": "prompts at inference do not continue the previous record",
     "alone": "each answer is a separate record that repeats the turns before it",
 }
 
@@ -203,9 +203,9 @@ def factor_note(counts: RenderCounts, config: FormatConfig) -> str | None:
         >>> counts = RenderCounts(notes={"text_bytes": 147, "repeated_bytes": 47})
         >>> factor_note(counts, FormatConfig(turns="alone"))
         ... # doctest: +NORMALIZE_WHITESPACE
-        'records hold 1.47 times the text of one rendering per row, because each answer is a
-        separate record that repeats the turns before it; for less, set format.turns: joined or
-        format.turns: whole or format.train_on: last_assistant, if the template allows it'
+        'records contain 1.47 times as much text as one rendering per row, because each answer is a
+        separate record that repeats the turns before it; to reduce this, set format.turns: joined
+        or format.turns: whole or format.train_on: last_assistant, if the template allows it'
         >>> factor_note(RenderCounts(notes={"text_bytes": 110, "repeated_bytes": 10}),
         ...     FormatConfig())
     """
@@ -219,6 +219,7 @@ def factor_note(counts: RenderCounts, config: FormatConfig) -> str | None:
     if config.train_on != "last_assistant":
         ways.append("format.train_on: last_assistant")
     return (
-        f"records hold {factor:.2f} times the text of one rendering per row, because "
-        f"{_CAUSE[config.turns]}; for less, set {' or '.join(ways)}, if the template allows it"
+        f"records contain {factor:.2f} times as much text as one rendering per row, because "
+        f"{_CAUSE[config.turns]}; to reduce this, set {' or '.join(ways)}, if the template allows "
+        "it"
     )

@@ -282,7 +282,7 @@ def _validated(table: pa.Table) -> Rules:
     yield from _keys(table)
     yield "row is below 0", _below(table["row"], 0)
     yield "label is below 0", _below(table["label"], 0)
-    yield "weight is not over 0", ~_mask(pc.fill_null(pc.greater(table["weight"], 0), True))
+    yield "weight is not above 0", ~_mask(pc.fill_null(pc.greater(table["weight"], 0), True))
     messages = table["messages"].combine_chunks()
     counts = messages.value_lengths().to_numpy()
     yield "messages is empty", counts == 0
@@ -325,14 +325,14 @@ def _quarantined(table: pa.Table) -> Rules:
     for name in ("row", "byte_offset", "raw_size"):
         yield f"{name} is below 0", _below(table[name], 0)
     yield "step is unknown", ~_mask(pc.is_in(table["step"], value_set=_ROW_STEPS))
-    yield "reason is not a code", _unlike(table["reason"], _CODE)
+    yield "reason is not a known code", _unlike(table["reason"], _CODE)
     yield "detail is empty", _below(pc.binary_length(table["detail"]), 1)
     yield "raw_sha256 is not 64 hex digits", _unlike(table["raw_sha256"], _HEX64)
 
 
 def _dropped(table: pa.Table) -> Rules:
     yield "row is below 0", _below(table["row"], 0)
-    yield "reason is not a code", _unlike(table["reason"], _CODE)
+    yield "reason is not a known code", _unlike(table["reason"], _CODE)
     yield "detail is empty", _below(pc.binary_length(table["detail"]), 1)
 
 
@@ -365,7 +365,7 @@ def _weights(table: pa.Table, spans: str, weights: str) -> Rules:
     values = given.flatten().to_numpy()
     wrong = _rows_with(~(np.isfinite(values) & (values > 0)), rows, len(counts))
     wrong |= has_weights & (counts != _lengths(table[spans]))
-    yield f"{weights} are not a number over 0 for each of {spans}", wrong
+    yield f"{weights} do not have one number above 0 for each of {spans}", wrong
 
 
 def _lengths(lists: pa.ChunkedArray | pa.Array) -> Int64s:

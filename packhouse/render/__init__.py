@@ -110,7 +110,7 @@ def _chat_source(
     if not snapshot.chat_template:
         other = "alpaca, completion or text, or to a Jinja file"
         if folder is not None and (folder / "tekken.json").is_file():
-            other = f"mistral, which writes for tekken.json ({pip_install('mistral')})"
+            other = f"mistral, which supports tekken.json ({pip_install('mistral')})"
         raise TemplateError(
             f"the tokenizer ({snapshot.class_name}) has no chat template. Set format.template to"
             f" {other}"

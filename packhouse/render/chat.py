@@ -130,7 +130,7 @@ class ChatEngine:
             raise TemplateError(
                 f"{self._rows.template.where} never writes reasoning, but "
                 f"{conversations.name_of(first)} has some, so the model would learn to answer "
-                f"without. {advice[0].upper()}{advice[1:]}{self._rows.argument_advice}"
+                f"without it. {advice[0].upper()}{advice[1:]}{self._rows.argument_advice}"
             )
 
     def _fill(

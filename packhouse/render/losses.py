@@ -18,7 +18,7 @@ from packhouse.render.template_messages import function_of, parsed_arguments, st
 
 EXCERPT = 60  # characters of a lost text that messages show
 _Ranges = dict[Field, list[tuple[int, int]]]
-_OTHER_TEMPLATE = "Give format.template a Jinja file that writes it (docs/masks.md)"
+_OTHER_TEMPLATE = "Set format.template to a Jinja file that writes it (docs/masks.md)"
 
 
 def _excerpt(text: str) -> str:
@@ -93,8 +93,9 @@ def check_row(
                 # It would write the arguments `oops` as `"oops"`: a call that the model never made.
                 raise RefusedError(
                     "template",
-                    f"arguments of a call of message {number} are not a JSON object, and the "
-                    f"template writes them as JSON: {_excerpt(own.value)}. Write them as an object",
+                    f"the arguments of a tool call in message {number} are not a JSON object, but "
+                    f"the template writes them as JSON: {_excerpt(own.value)}. Write them as an "
+                    "object",
                 )
     _check_documents(talk, ranges)
     for name in [function_of(tool).get("name") for tool in talk.given.tools or ()]:
@@ -156,8 +157,8 @@ def _check_field(talk: TracedRow, field: Field, ranges: _Ranges) -> list[str]:
                 field.trace.unrecorded.add((field.message, "name in id"))
                 continue
             remedy = (
-                f": the template writes its id alone ({given[:EXCERPT]!r}), which does not hold the"
-                " name. Set format.call_ids: functions"
+                f": the template writes only its id ({given[:EXCERPT]!r}), which does not contain "
+                "the name. Set format.call_ids: functions"
             )
         else:
             is_tagged = message["role"] == "assistant" and "<think>" in str(message.get("content"))
@@ -166,7 +167,7 @@ def _check_field(talk: TracedRow, field: Field, ranges: _Ranges) -> list[str]:
             kinds = {each.kind for each in ranges if each.message == field.message}
             if kinds & {"call", "function"}:  # some write one call, or no text with it
                 part = "each call, followed by its result," if is_call else "the text"
-                remedy += f"Put {part} into a separate message. Or: "
+                remedy += f"Put {part} in a separate message. Or: "
             remedy += _OTHER_TEMPLATE
         what = f"{'a tool call' if is_call else 'text'} of message {field.message}"
         raise RefusedError(
@@ -197,8 +198,8 @@ def _check_documents(talk: TracedRow, ranges: Mapping[Field, object]) -> None:
             raise RefusedError(
                 "content_lost",
                 f"the {key} of document {at} is not in the rendering: {_excerpt(document[key])}. "
-                "Take a template that writes documents, or name the field in ignored_fields, "
-                "which leaves it out",
+                "Use a template that writes documents, or list the field in ignored_fields to "
+                "leave it out",
             )
 
 

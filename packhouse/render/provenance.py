@@ -34,8 +34,8 @@ from packhouse.render.results import RefusedError
 
 UNPROVEN = RefusedError(
     "template",
-    "the template writes other text when contents are marked: no spans can be proven. Give"
-    " format.template a Jinja file that writes texts as they are",
+    "the template writes different text when contents are marked, so spans cannot be determined. "
+    "Set format.template to a Jinja file that writes texts unchanged",
 )
 REWRITTEN = "rewritten"
 """Form of a piece whose characters differ from those of its field."""

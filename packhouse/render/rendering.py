@@ -275,8 +275,8 @@ class TracedRow:
         if self._num_rendered > FREE_MESSAGES + 64 * len(self.messages) + 4 * self.num_written:
             raise RefusedError(
                 "template_limit",
-                f"the {len(self.messages):,} messages are rendered in so many ways that it takes "
-                "too long to prove each prompt; split the conversation before it is read",
+                f"the {len(self.messages):,} messages would need too many renderings to check the "
+                "prompt of each answer; split the conversation before preparing it",
             )
         tools, own = self._traced_given
         text = self._template.render(messages, tools, {**arguments, **own}, is_prompt=is_prompt)

@@ -123,8 +123,8 @@ class RowRenderer:
         if unread:
             known = sorted(template.names - {*_ALWAYS, *tokens, *DEFAULTS})[:20]
             raise TemplateError(
-                f"{where} does not read {unread[0][:60]!r} of format.chat_template_kwargs (it "
-                f"reads {', '.join(name[:60] for name in known) or 'no argument'}). Correct the "
+                f"{where} does not read {unread[0][:60]!r} from format.chat_template_kwargs (it "
+                f"reads: {', '.join(name[:60] for name in known) or 'no arguments'}). Correct the "
                 "name, or remove it"
             )
         return template
@@ -180,8 +180,8 @@ class RowRenderer:
             if error.refusal.reason not in ("no_reasoning", "thought_lost"):
                 said = error.refusal.detail.removesuffix(f", or {NOT_TRAINED}")
                 raise TemplateError(
-                    f"{self.template.where}, tried with one question and answer: {said}"
-                    f"{self.argument_advice}"
+                    f"{self.template.where} fails on a test question and answer: "
+                    f"{said}{self.argument_advice}"
                 ) from None
 
     def _probe(
@@ -297,7 +297,7 @@ class RowRenderer:
             RefusedError: the template refuses the row, loses text of it or shows no spans.
         """
         if not raw:
-            raise RefusedError("template", "the conversation has no message")
+            raise RefusedError("template", "the conversation has no messages")
         messages = chat_messages(raw, self.form)
         is_stripped = self._config.reasoning == "strip"
         talk = TracedRow(
@@ -377,9 +377,9 @@ def message_bounds(talk: TracedRow, control: re.Pattern[bytes]) -> list[Bounds]:
     own = [whole.own(number) for number in range(len(talk.roles))]
     for number, texts in enumerate(own):
         if not texts:
-            raise _unshown(talk, number, "it has no text of its own")
+            raise _unshown(talk, number, "none of its text is in the rendering")
         if number and texts[0].start < own[number - 1][-1].end:
-            raise RefusedError("template", "messages are not written in their order")
+            raise RefusedError("template", "the template writes messages out of order")
 
     def closing(number: int) -> int:
         gap = text[own[number][-1].end : own[number + 1][0].start]
@@ -417,7 +417,7 @@ def _closing_length(talk: TracedRow, number: int, gap: bytes, control: re.Patter
 
 
 def _unshown(talk: TracedRow, number: int, why: str) -> RefusedError:
-    what = f"the end of message {number} ({talk.roles[number]}) cannot be shown"
+    what = f"the end of message {number} ({talk.roles[number]}) cannot be determined"
     return RefusedError("template", f"{what}: {why}")
 
 
@@ -451,8 +451,8 @@ def add_other_turns(
         else:
             raise RefusedError(
                 "template",
-                f"message {number} ({talk.roles[number]}) is trained, and no record has"
-                " it as the rendering of all messages does. Set format.turns: whole",
+                f"message {number} ({talk.roles[number]}) is trained, but no record renders it "
+                "the same way as the whole conversation does. Set format.turns: whole",
             )
 
 

@@ -400,4 +400,4 @@ class ChatTemplate:
             # Python's error names our types, which the template's author does not know.
             for ours, name in ((TracedText, "str"), (DataObject, "dict")):
                 said = said.replace(f"{ours.__module__}.{ours.__name__}", name)
-            raise RefusedError("template", f"{self.where} refuses the row: {said}") from None
+            raise RefusedError("template", f"{self.where} rejects the row: {said}") from None

@@ -104,8 +104,8 @@ class SingleTurnEngine:
 
 _RICH = Refusal(
     "template",
-    "tools, documents, arguments, tool calls, reasoning, names or weights of parts need the `chat` "
-    "template",
+    "tools, documents, arguments, tool calls, reasoning, names and part weights require the "
+    "`chat` template",
 )
 _UNLABELLED = Refusal("template", "the row has no label")
 _NOTHING = Refusal("nothing_trained", "no turn of the conversation is trained")
@@ -152,10 +152,10 @@ def _alpaca(shape: Shape, ends: Ends, config: FormatConfig) -> CompiledTemplate 
     system, turns = _split_system(shape)
     roles = [turn.role for turn in turns]
     if not turns or roles != (["user", "assistant"] * len(turns))[: len(turns)]:
-        wants = f"{config.template} needs user and assistant in turn, got {_names(shape)}"
+        wants = f"{config.template} needs alternating user and assistant turns, got {_names(shape)}"
         return Refusal("template", wants)
     if any(turn.has_context for turn in shape if turn.role != "user"):
-        return Refusal("template", f"{config.template} has a place for context in user turns only")
+        return Refusal("template", f"{config.template} allows context only in user turns")
     response = "\n\n### Response:" + "\n" * (config.template == "alpaca_newline")
     preamble = PREAMBLE_WITH_INPUT if turns[0].has_context else PREAMBLE
     pieces = _Pieces(ends, "" if system else preamble)
@@ -176,7 +176,9 @@ def _completion(shape: Shape, ends: Ends, config: FormatConfig) -> CompiledTempl
     system, turns = _split_system(shape)
     roles = [turn.role for turn in turns]
     if roles not in (["user", "assistant"], ["assistant"]):
-        return Refusal("template", f"completion has one prompt and answer, got {_names(shape)}")
+        return Refusal(
+            "template", f"completion takes one prompt and one answer, got {_names(shape)}"
+        )
     pieces = _Pieces(ends)
     if system:
         pieces.add(0, [], [Hole(("text", 0)), "\n"])
@@ -192,7 +194,9 @@ def _classification(
 ) -> CompiledTemplate | Refusal:
     wanted = ["user"] if named else ["user", "assistant"]
     if [turn.role for turn in shape] != wanted:
-        return Refusal("template", f"classification has one text and label, got {_names(shape)}")
+        return Refusal(
+            "template", f"classification takes one text and one label, got {_names(shape)}"
+        )
     before, _, after = prompt.partition("{text}")
     pieces = _Pieces(ends)
     pieces.add(0, [before], [*_whole(shape, 0), after])
@@ -203,13 +207,13 @@ def _classification(
 
 def _sequence_classification(shape: Shape, ends: Ends) -> CompiledTemplate | Refusal:
     if not shape or shape[0].role != "user" or len(shape) > 2:
-        return Refusal("template", f"sequence_classification has one text, got {_names(shape)}")
+        return Refusal("template", f"sequence_classification takes one text, got {_names(shape)}")
     return CompiledTemplate((ends.bos, ends.space, *_whole(shape, 0), ends.eos))
 
 
 def _text(shape: Shape, ends: Ends) -> CompiledTemplate | Refusal:
     if len(shape) != 1 or shape[0].role not in ("user", "assistant"):
-        return Refusal("template", f"text has one message, got {_names(shape)}")
+        return Refusal("template", f"text takes one message, got {_names(shape)}")
     if not shape[0].is_trained:
         return _NOTHING
     items = [ends.bos, ends.space, *_whole(shape, 0), ends.eos]
@@ -252,9 +256,9 @@ def make_single_turn(
         return SingleTurnEngine(_sequence_classification, ends, needs_label=True)
     if not eos:
         raise TemplateError(
-            f"template '{name}' ends answers with EOS, but the tokenizer"
-            f" ({snapshot.class_name}) has none, so the model never learns to stop."
-            " Set eos_token in its tokenizer_config.json, or use `sequence_classification`."
+            f"template '{name}' ends answers with EOS, but the tokenizer ({snapshot.class_name}) "
+            "has none, so the model would never learn to stop. Set eos_token in its "
+            "tokenizer_config.json, or use `sequence_classification`."
         )
     ends = ends_of(snapshot, eos)
     if name == "text":
@@ -265,7 +269,7 @@ def make_single_turn(
     prompt = DEFAULT_PROMPT if config.prompt is None else config.prompt
     if prompt.count("{text}") != 1:
         raise ConfigError(
-            f"format.prompt has {{text}} {prompt.count('{text}')} times. Write it exactly once"
+            f"format.prompt contains {{text}} {prompt.count('{text}')} times. Write it exactly once"
         )
     named = label_names is not None
     return SingleTurnEngine(

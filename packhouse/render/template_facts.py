@@ -18,7 +18,7 @@ from packhouse.render.template_messages import Messages
 PROBE = ("Perhaps", "Certainly", "Otherwise", "Naturally")
 PROBE_THOUGHT = "Presumably"
 IN_TAGS = (
-    "put it into the message's text between the tags that the model writes, such as <think> and "
+    "put it in the message's text, between the tags that the model writes, such as <think> and "
     "</think>"
 )
 """Advice if a template writes no reasoning and its prompt does not open a thought."""
@@ -111,12 +111,13 @@ def learn_facts(
     except RefusedError as error:
         said = error.refusal.detail.removeprefix(where).lstrip(": ")
         raise TemplateError(
-            f"{where} refuses or rewrites a conversation of one user and one assistant turn "
+            f"{where} rejects or rewrites a conversation of one user turn and one assistant turn "
             f"({said}). Fix the template"
         ) from None
     if [o.field.message for o in answered.occurrences] != [0, 1]:
         raise TemplateError(
-            f"{where} does not write each content once and in order. Fix the template"
+            f"{where} does not write the content of each message exactly once and in order. "
+            "Fix the template"
         )
 
     def tried(messages: Messages, *how: object) -> Rendering | None:
@@ -189,26 +190,26 @@ def _stops(
     if "format.stop_tokens" in given.values():
         raise TemplateError(
             f"{where} ends answers with {' and '.join(map(repr, last)) or 'no control token'}, "
-            f"not with {', '.join(map(repr, given))} as in format.stop_tokens. Use the token "
-            "that the template writes, or remove format.stop_tokens"
+            f"but format.stop_tokens lists {', '.join(map(repr, given))}. Use the token that the "
+            "template writes, or remove format.stop_tokens"
         )
     # A chat format on a base checkpoint: `<|im_end|>` ends each answer, and EOS is another token.
     longer = [QUESTION, ANSWER, QUESTION, ANSWER]
     inner = after(*longer)
     if last and inner[:1] != last[:1] and tried([message for each in longer for message in each]):
         raise TemplateError(
-            f"{where} ends the last answer with {last[0]!r}, but"
-            f" {inner[0] if inner else 'no control token'!r} follows the answer before it, and"
-            " neither is a stop token in the model's files. List the tokens that stop the model in"
-            " format.stop_tokens"
+            f"{where} ends the last answer with {last[0]!r}, but "
+            f"{inner[0] if inner else 'no control token'!r} follows the previous answer, and the "
+            "model's files list neither as a stop token. List the tokens that stop the model in "
+            "format.stop_tokens"
         )
     if not last:
         header = f", set format.stop_tokens: [{asked[0]!r}]" if asked else ""
         raise TemplateError(
-            f"{where} writes none of the tokenizer's control tokens after an assistant turn (but"
-            f" {shown(answered.tail[:40])}), so the model never learns to stop. Use a"
-            f" template that ends each turn{header}, or set format.train_on: all and"
-            " audit.max_unterminated_turns: 1 to train without an end"
+            f"{where} writes none of the tokenizer's control tokens after an assistant turn (only "
+            f"{shown(answered.tail[:40])}), so the model would never learn to stop. Use a "
+            f"template that ends each turn{header}, or set format.train_on: all and "
+            "audit.max_unterminated_turns: 1 to train without an end"
         )
     return {**given, last[0]: "template"}, {last[0]}
 

@@ -50,7 +50,7 @@ PROBE_CALL = [
     {"type": "function", "id": "call00000", "function": {"name": PROBE_NAME, "arguments": {}}}
 ]
 PROBE_TEXT = "Therefore"
-NOT_TRAINED = 'set "weight": 0 in that message to leave it untrained'
+NOT_TRAINED = 'set "weight": 0 on that message so that it is not trained'
 MAX_BYTES = 2**26  # in all records of one row
 MAX_PROVEN = 16  # with more answers than this in a row, only one of each kind is rendered
 
@@ -204,9 +204,10 @@ class AnswerRule:
             if sum(len(each.rendering.text) for each in made) > MAX_BYTES:
                 raise RefusedError(
                     "template_limit",
-                    f"the {len(wanted):,} answers need {len(made):,} records and more, which hold "
-                    f"over {MAX_BYTES >> 20} MiB: the template rewrites the history before each. "
-                    "Set format.turns: whole, or split the conversation before it is read",
+                    f"the {len(wanted):,} answers need {len(made):,} or more records, over "
+                    f"{MAX_BYTES >> 20} MiB in total, because the template rewrites the history "
+                    "before each. Set format.turns: whole, or split the conversation before "
+                    "preparing it",
                 )
         last = made[-1]
         if last.num_messages < len(self._raw):
@@ -381,8 +382,8 @@ class AnswerRule:
         if place is None:
             raise RefusedError(
                 "template",
-                f"message {number} (assistant) has no text to be found by, or is torn by other "
-                f"text. Set format.turns: joined, or {NOT_TRAINED}",
+                f"message {number} (assistant) has no text in the rendering, or other text is "
+                f"inside it, so its span is ambiguous. Set format.turns: joined, or {NOT_TRAINED}",
             )
         is_all = number + 1 == len(self._raw)
         finished = self._talk.rendering if is_all else self._talk.prefix(number + 1)
@@ -395,9 +396,9 @@ class AnswerRule:
         if not is_same or not (gap.startswith(prompt.tail) or prompt.tail.startswith(gap)):
             raise RefusedError(
                 "template",
-                f"the prompt before message {number} (assistant) is not how the rendering begins: "
-                f"{shown(prompt.tail[-40:])} against {shown(gap[-40:])}. Set format.turns: joined, "
-                f"or {NOT_TRAINED}",
+                f"the prompt before message {number} (assistant) differs from the rendering: "
+                f"{shown(prompt.tail[-40:])} instead of {shown(gap[-40:])}. Set format.turns: "
+                f"joined, or {NOT_TRAINED}",
             )
         header = min(len(prompt.tail), len(gap))
         own = finished.own(number)
@@ -409,7 +410,7 @@ class AnswerRule:
             raise RefusedError(
                 "no_stop",
                 f"no stop token follows message {number} (assistant) in the rendering of all "
-                f"messages, but {rest}. Set format.turns: joined, or {NOT_TRAINED}",
+                f"messages, only {rest}. Set format.turns: joined, or {NOT_TRAINED}",
             )
         *_, last_token = whole.controls(self._control, at, at + size)
         return header, last_token.end() - at
@@ -480,8 +481,8 @@ class AnswerRule:
             if check_answer(self._talk, number, body):
                 raise RefusedError(
                     "thought_lost",
-                    f"message {number} (assistant) has reasoning in a field and in its text, and "
-                    "the template leaves the latter out. Put all of it into the field "
+                    f"message {number} (assistant) has reasoning in a field and in its text, but "
+                    "the template leaves out the latter. Put all of it in the field "
                     f"(reasoning_content), or {NOT_TRAINED}",
                 )
         # Templates that never write reasoning (Nemotron Nano v2) open `<think>` before any answer.
@@ -519,8 +520,8 @@ class AnswerRule:
             return finished.between(0, at + len(opening))
         raise RefusedError(
             "starts_with_assistant",
-            "message 0 (assistant) has no prompt: the template writes none before the first"
-            f" message. Put the question in front, or {NOT_TRAINED}",
+            "message 0 (assistant) has no prompt: the template writes none before the first "
+            f"message. Add the question before it, or {NOT_TRAINED}",
         )
 
     def _start(self, number: int, prompt: Rendering, finished: Rendering) -> int | None:
@@ -550,9 +551,10 @@ class AnswerRule:
                 raise self._no_reasoning(number, opened)
         raise RefusedError(
             "template",
-            f"the prompt before message {number} (assistant) does not lead to it: the prompt ends "
-            f"in {shown(tail[-40:])}, the conversation goes on with {shown(gap[-40:])}. Give"
-            f" format.template a Jinja file that writes both alike, or {NOT_TRAINED}",
+            f"the prompt before message {number} (assistant) does not match the conversation: the "
+            f"prompt ends in {shown(tail[-40:])}, but the conversation continues with "
+            f"{shown(gap[-40:])}. Set format.template to a Jinja file that writes both the same "
+            f"way, or {NOT_TRAINED}",
         )
 
     def _with_thought_end(self, number: int, prompt: Rendering, finished: Rendering) -> Rendering:
@@ -566,7 +568,7 @@ class AnswerRule:
             if opens and thinks:
                 best = ["set format.thought_end to the text between reasoning and answer"]
             elif opens:
-                best = ["put it into a field (reasoning_content) and set format.thought_end"]
+                best = ["put it in a field (reasoning_content) and set format.thought_end"]
             else:  # `thought_end` would close reasoning that was never opened
                 best = [IN_TAGS] if thinks and self._control.fullmatch(b"<think>") else []
             raise self._thought_lost(number, "", [*best, *remedies])
@@ -578,7 +580,7 @@ class AnswerRule:
             gap = finished.text[before:first]
             header = next((each for each in headers if gap.startswith(each)), None)
             if header is None:
-                unknown = ", and where its call begins cannot be shown"
+                unknown = ", and the start of its tool call cannot be determined"
                 raise self._thought_lost(number, unknown, remedies)
             # "\n</think>\n\n<tool_call>": drop the tag that closes an empty thought here, since
             # `thought_end` closes the real one.
@@ -648,19 +650,19 @@ class AnswerRule:
         if body.text.lstrip().startswith(b"<think>") or b"</think>" in body.text[:first]:
             raise RefusedError(
                 "thought_lost",
-                f"the prompt before message {number} (assistant) opens a thought, and the template "
-                "writes the one in its text as another. Put the reasoning into a separate field "
-                "(reasoning_content), with format.thought_end if the template does not write that "
-                "field, or set format.reasoning: strip",
+                f"the prompt before message {number} (assistant) opens a thinking block, and the "
+                "template writes the reasoning in the message's text as another one. Put the "
+                "reasoning in a separate field (reasoning_content), with format.thought_end if "
+                "the template does not write that field, or set format.reasoning: strip",
             )
 
     def _no_reasoning(self, number: int, opened: bytes) -> RefusedError:
         end = "" if self._facts.writes_thoughts else " and set format.thought_end"
         return RefusedError(
             "no_reasoning",
-            f"the prompt before message {number} (assistant) opens a thought ({shown(opened)})"
-            f", and the message has none. Give it reasoning{end}, give format.template a Jinja file"
-            f" whose prompt opens none, or {NOT_TRAINED}",
+            f"the prompt before message {number} (assistant) opens a thinking block "
+            f"({shown(opened)}), but the message has no reasoning. Add reasoning{end}, set "
+            f"format.template to a Jinja file whose prompt does not open one, or {NOT_TRAINED}",
         )
 
     def _stop_inside(
@@ -677,13 +679,13 @@ class AnswerRule:
         elif before and is_thought(before) and not self._facts.needs_thought:
             remedy = "Set format.reasoning: strip"
         elif before and after and self._can_stand_apart(number, arguments, before, after):
-            remedy = "Put what follows it into a separate message"
+            remedy = "Put the text after it in a separate message"
         else:
-            remedy = "Give format.template a Jinja file that writes it at the end alone"
+            remedy = "Set format.template to a Jinja file that writes it only at the end"
         return RefusedError(
             "stop_inside",
             f"the template writes the stop token {inside[0].group().decode()!r} inside message "
-            f"{number} (assistant): the model would stop there. {remedy}, or {NOT_TRAINED}",
+            f"{number} (assistant), so the model would stop there. {remedy}, or {NOT_TRAINED}",
         )
 
     def _can_stand_apart(
@@ -740,12 +742,12 @@ class AnswerRule:
                     return Closing(ending, ending.text, stop.group())
         known = sorted(stop.decode() for stop in self._facts.stops)
         others = [m.group().decode() for m in following if m.group() not in self._facts.stops]
-        remedy = "Give format.template a Jinja file that ends the message"
+        remedy = "Set format.template to a Jinja file that ends the message with one"
         if others:
             remedy = f"Set format.stop_tokens: {json.dumps([*known, others[0]])}"
         raise RefusedError(
             "no_stop",
-            f"no stop token ({', '.join(known)}) follows message {number} (assistant), but "
+            f"no stop token ({', '.join(known)}) follows message {number} (assistant), only "
             f"{shown(rest.text[:40])}. {remedy}, or {NOT_TRAINED}",
         )
 
@@ -777,9 +779,9 @@ def in_blocks(number: int, rendering: Rendering, start: int, end: int) -> list[t
     if not blocks or blocks[-1][1] < last or (own and blocks[-1][0] >= last):
         raise RefusedError(
             "template",
-            f"message {number} (assistant) does not end in a generation block of the template. Put"
-            " {% generation %} right after the assistant's header and {% endgeneration %} right"
-            " after the end token, or take the tags out",
+            f"message {number} (assistant) does not end inside a generation block of the "
+            "template. Put {% generation %} right after the assistant's header and {% "
+            "endgeneration %} right after the end token, or remove the tags",
         )
     if len(blocks) == 1 and blocks[0][0] <= first:
         return [(start, end)]

@@ -182,7 +182,9 @@ class StepStore:
             # Only now: if the process had been killed before the rename, a sweep needs the lock.
             (folder / LOCK).unlink(missing_ok=True)
             made = self.peek(step, key, read)
-            assert made is not None, f"facts of '{step}' do not survive a round trip"
+            assert made is not None, (
+                f"facts of '{step}' change when they are written and read again"
+            )
             return replace(made, cached=False)
 
     @contextmanager
@@ -224,7 +226,7 @@ def parse_receipt(
     try:
         raw = json.loads(data)
         if raw.pop("digest") != digest(raw) or (raw["step"], raw["key"]) != (step, key):
-            raise ValueError("it was altered or belongs to another step")
+            raise ValueError("it was changed or belongs to another step")
         files = _FILES.validate_json(canonical_json(raw["files"]), strict=True)
         for name in files:
             if not _FILE_NAME.fullmatch(name) or name == "receipt.json":
@@ -240,7 +242,7 @@ def parse_receipt(
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         problem = first_line(error)
-        raise IntegrityError(f"'{step}/{key}/receipt.json' is not valid: {problem}") from None
+        raise IntegrityError(f"'{step}/{key}/receipt.json' is invalid: {problem}") from None
 
 
 def is_intact(receipt: AnyReceipt) -> bool:

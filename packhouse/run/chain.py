@@ -316,8 +316,8 @@ def prepare(
         log.info("cache '%s': %s; this run adds about %s", cache, room, in_mb(needed))
         if needed > room.free_bytes:
             log.warning(
-                "cache '%s' has %s free, but this run needs about %s. Free some space, "
-                "or the run may fail with a full disk.",
+                "cache '%s' has %s free, but this run needs about %s. Free some space, or the "
+                "disk may fill up during the run.",
                 cache,
                 in_mb(room.free_bytes),
                 in_mb(needed),

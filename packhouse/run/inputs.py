@@ -276,7 +276,9 @@ def _raw_recipe(data: Any, cache: Path, settings: Mapping[str, object]) -> dict[
     if isinstance(data, Recipe):
         return data.model_dump(mode="json", by_alias=True, exclude_unset=True)
     if "sources" in settings:
-        raise ConfigError("data and sources= both name rows. Pass all of them as a list in data.")
+        raise ConfigError(
+            "data and sources= both specify rows. Pass all of them as a list in data."
+        )
     several = isinstance(data, list | tuple) and not is_rows(data)
     given = list(data) if several else [data]
     if not given:
@@ -284,7 +286,7 @@ def _raw_recipe(data: Any, cache: Path, settings: Mapping[str, object]) -> dict[
     if several and any(map(_is_row, given)):
         number = next(number for number, each in enumerate(given) if not _is_row(each))
         raise ConfigError(
-            f"item {number} of the list is of type {type(given[number]).__name__}, but others are "
+            f"item {number} of the list has type {type(given[number]).__name__}, but others are "
             "rows. Pass only rows, or only files and their settings."
         )
     sources = [source_settings(each, cache) for each in given]

@@ -386,9 +386,9 @@ class LocalRunner:
                 except BrokenProcessPool:
                     self.close()
         raise TransientError(
-            f"processes of step '{step}' were killed {1 + _MOST_RESTARTS} times, "
-            f"perhaps because {self.workers} shards at a time need too much memory. Run again with "
-            "fewer --workers; finished work is cached."
+            f"worker processes of step '{step}' were killed {1 + _MOST_RESTARTS} times, perhaps "
+            f"because {self.workers} shards at a time need too much memory. Run again with fewer "
+            "--workers; finished work is cached."
         )
 
     def _run_in_pool(self, groups: Sequence[JobGroup]) -> list[AnyReceipt]:

@@ -112,7 +112,10 @@ def check_compare_and_swap(store: ObjectStore, key: str) -> str:
     outdated = try_write(store, key, b"3", first)
     expect(outdated is None, "a swap with an outdated ETag was accepted")
     write(store, key, b"4", second)
-    expect(stored(store, key) == b"4", "swaps do not leave the last accepted bytes")
+    expect(
+        stored(store, key) == b"4",
+        "after the swaps, the object does not have the last accepted bytes",
+    )
     absent = try_write(store, f"{key}-absent", b"5", second)
     expect(absent is None, "a swap of an absent key was accepted")
     return "outdated and absent ETags are refused"

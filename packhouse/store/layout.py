@@ -34,8 +34,8 @@ def check_name(what: str, name: str) -> str:
     """
     if not _NAME.fullmatch(name):
         raise ConfigError(
-            f"{what} {name[:80]!r}: use a-z, 0-9, '.', '_' and '-', at most 64 characters, the "
-            "first a letter or digit, no dot at the end or after another dot"
+            f"{what} {name[:80]!r}: use at most 64 characters from a-z, 0-9, '.', '_' and '-', "
+            "starting with a letter or digit, with no dot at the end or after another dot"
         )
     if what == "ref" and is_version(name):
         raise ConfigError(f"ref {name!r} looks like a version. Choose another name")
@@ -50,7 +50,9 @@ def is_name(name: str) -> bool:
 def check_vid(vid: str) -> str:
     """Return `vid` if it has 4 to 64 characters of a-z and 0-9 (usually a hex digest)."""
     if not _VID.fullmatch(vid):
-        raise ConfigError(f"version ID {vid[:80]!r} is not valid. Use 4 to 64 characters a-z, 0-9")
+        raise ConfigError(
+            f"version ID {vid[:80]!r} is not valid. Use 4 to 64 characters from a-z and 0-9"
+        )
     return vid
 
 

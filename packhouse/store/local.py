@@ -197,8 +197,8 @@ class LocalStore(ObjectStore):
         root = os.path.realpath(self.root)
         if not Path(os.path.realpath(path)).is_relative_to(root):
             raise StoreError(
-                f"store {self.uri}: a symbolic link at {key!r} leads out of the store. Remove the "
-                "link, or mount the other folder in its place"
+                f"store {self.uri}: a symbolic link at {key!r} leads outside the store. Remove "
+                "the link, or mount the other folder in its place"
             )
         return path
 

@@ -55,8 +55,8 @@ def error_of_answer(
         return IntegrityError(f"{place} is shorter than when it was published", key=key)
     if status == 501 or code == "NotImplemented":
         return StoreRefusedError(
-            f"{place}: the store answers 501 to a conditional write, which safe publishing needs. "
-            "Use another store, and check it with `packhouse doctor storage`"
+            f"{place}: the store returned status 501 for a conditional write, which safe "
+            "publishing needs. Use another store, and check it with `packhouse doctor storage`"
         )
     if not status:  # no response, so the write may or may not have happened
         return TransientError(f"{place}: {detail}", key=key)

@@ -150,7 +150,7 @@ def put_data(key: str, body: FileBody) -> Steps[None]:
             continue
         raise IntegrityError(
             f"'{key}' in the store differs from '{body.path}' (sha256 {body.sha256}): it was "
-            "damaged or written by hand. Delete that object and publish again",
+            "damaged or was not written by packhouse. Delete that object and publish again",
             key=key,
         )
 
@@ -242,7 +242,7 @@ def _pause(store: ObjectStore, wanted: Pause, retry: RetryPolicy) -> float:
     if left < 0:
         raise wanted.cause
     if retry.is_logged and isinstance(wanted.cause, TransientError):
-        text = "store '%s' does not respond (%s): attempt %d in %.1f s, giving up %.0f s later"
+        text = "store '%s' does not respond (%s): attempt %d in %.1f s, giving up in %.0f s"
         log.warning(text, store.uri, wanted.cause, wanted.attempt + 2, delay, left)
     time.sleep(delay)
     return started

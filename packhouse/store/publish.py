@@ -316,7 +316,7 @@ class _Gatekeeper:
         if self.broken:
             raise ContractError(
                 f"readers of '{self.draft.dataset}' at ref '{ref}' ({self._seen}) would break: "
-                f"{'; '.join(self.broken)}. Publish to another ref, and move '{ref}' with "
+                f"{'; '.join(self.broken)}. Publish to another ref, then move '{ref}' with "
                 "`packhouse ref set` when its readers are ready",
                 changes=list(self.broken),
             )
@@ -437,15 +437,15 @@ def _check_same(ours: Manifest, theirs: Manifest) -> None:
         name for name in ("files", "schema", *FACTS) if getattr(ours, name) != getattr(theirs, name)
     ]
     reason = (
-        "The rows are equal (content_id), so only the encoding of files differs: a library may "
-        "have changed whose version is not part of the version ID."
+        "The rows are equal (content_id), so only the file encoding differs. A library whose "
+        "version is not part of the version ID may have changed."
         if same_rows
-        else "Some step is not deterministic, or an input is not part of the version ID."
+        else "A step is not deterministic, or an input is not part of the version ID."
     )
     raise ConflictError(
         f"version {theirs.version} of '{ours.dataset}' was published with manifest "
-        f"{theirs.manifest_id[:12]}, but this run made {ours.manifest_id[:12]}. {reason} "
-        f"Differs in: {', '.join(parts)}",
+        f"{theirs.manifest_id[:12]}, but this run produced {ours.manifest_id[:12]}. {reason} "
+        f"Differences: {', '.join(parts)}",
         ours=ours.manifest_id,
         theirs=theirs.manifest_id,
     )
@@ -570,7 +570,7 @@ def dataset_card(manifest: Manifest) -> str:
         lines += [f"  - split: {split}", f"    path: data/{split}-*"]
     lines += ["---", "", f"# {for_markdown(manifest.dataset)}", ""]
     content = markdown_code(manifest.content_id[:16])
-    lines += [f"Packed token data, written by packhouse. Content {content}.", ""]
+    lines += [f"Packed token data, written by packhouse. Content ID: {content}.", ""]
     sizes = []
     for split in splits:
         files = [e for e in manifest.files if e.kind == "data" and e.split == split]
@@ -582,14 +582,14 @@ def dataset_card(manifest: Manifest) -> str:
         lines += [f"- {for_markdown(name)}: {for_markdown(said)}" for name, said in found]
         for split, side in manifest.facts.counts.splits().items():
             if bars := _bars(side.length_histogram):
-                lines += ["", f"Record lengths of {for_markdown(split)}:", "", *bars]
+                lines += ["", f"Record lengths in {for_markdown(split)}:", "", *bars]
         lines.append("")
     lines += _settings(manifest)
     if rows := sorted(manifest.rows_by_file().items()):
         lines += [*markdown_table(("source", "rows"), rows), ""]
     for each in manifest.filters():
         cut = f"{each.filtered:,} of {counted(each.rows, 'row')} of {for_markdown(each.source)}"
-        lines += [f"`where` dropped {cut} that do not match {markdown_code(each.where)}.", ""]
+        lines += [f"`where` dropped {cut}, which do not match {markdown_code(each.where)}.", ""]
     quality = manifest.facts.audit.quality
     counters = sorted(quality.dataset.items()) if quality else ()
     if rows := [(name, number) for name, number in counters if name != "rows" and number]:
@@ -601,9 +601,10 @@ def _usage(manifest: Manifest) -> str:
     """Return how to load the version, and what its rows contain."""
     split = next(iter(manifest.splits()), "train")
     ends = (
-        "Labels are not shifted. `seq_lengths` gives the lengths of the sequences in a row. Most "
-        "collators let them attend to each other: call packhouse's `enable_packing(model)`, and "
-        "use `PackedCollator` or TRL's `SFTConfig(padding_free=True, max_length=None)`."
+        "Labels are not shifted. `seq_lengths` gives the lengths of the sequences in each row. "
+        "With most collators, these sequences attend to each other. To prevent this, call "
+        "packhouse's `enable_packing(model)`, and use `PackedCollator` or TRL's "
+        "`SFTConfig(padding_free=True, max_length=None)`."
     )
     if manifest.preferences is None:
         load = f'from datasets import load_dataset\nrows = load_dataset("FOLDER", split="{split}")'
@@ -614,8 +615,8 @@ def _usage(manifest: Manifest) -> str:
         "kto": "Each row is an answer; `label` is 1 if it is good and 0 if it is bad.",
     }[manifest.preferences]
     load = (
-        "from packhouse import load_preferences\n"
-        f'rows = load_preferences("FOLDER", split="{split}")  # columns of TRL'
+        'from packhouse import load_preferences\nrows = load_preferences("FOLDER", '
+        f'split="{split}")  # the columns that TRL expects'
     )
     return (
         f"```python\n{load}\n```\n\n{of} Bad answers have labels too, so do not use the rows for "

@@ -121,8 +121,8 @@ class OpenVersion:
             raise self.gone(entry) from None
         except OSError as error:
             raise (DiskError if error.errno in OF_DISKS else ConfigError)(
-                f"cannot write '{partial}': {error.strerror or error}. Make room there or use "
-                "another folder (TMPDIR if you set none), then run again to resume"
+                f"cannot write '{partial}': {error.strerror or error}. Free some space there or "
+                "use another folder (set TMPDIR if you passed none), then run again to resume"
             ) from error
         raise IntegrityError(
             f"'{self.uri(entry)}' is damaged: the SHA-256 of {MAX_READS} reads differs from the "

@@ -97,10 +97,10 @@ def disk_error(error: OSError, place: Path, what: str, remedy: str) -> DiskError
         reason = f"{os.strerror(error.errno)} ({free.bytes:,} bytes free)"
         if free.inodes == 0:
             reason = "its disk has no free inodes for more files"
-        cure = f"Make room there or {remedy}, then run again"
+        cure = f"Free some space there or {remedy}, then run again"
     else:
         is_read_only = error.errno == errno.EROFS
-        reason = "its disk is mounted read-only" if is_read_only else str(error.strerror)
+        reason = "its file system is read-only" if is_read_only else str(error.strerror)
         cure = f"Make it writable, or {remedy}"
     return DiskError(
         f"cannot write to {what} '{place}': {reason}. {cure}", place=str(place), errno=error.errno

@@ -193,7 +193,7 @@ def stream_from_worker(
         if not (worker.was_idle and worker.code == 0 and not worker.has_spoken):
             # Otherwise an idle worker timed out just when the task was sent: take another one.
             break
-    failed = f"its reply is not JSON, or larger than {_MAX_REPLY_BYTES:,} bytes"
+    failed = f"its reply is not JSON, or is larger than {_MAX_REPLY_BYTES:,} bytes"
     code, trace = 0, ""
     match reply:
         case ["done"]:
@@ -222,7 +222,7 @@ def stream_from_worker(
         limit, setting = {"limit_s": allowed_s}, f"{SECONDS} above {seconds}"
     elif code == -signal.SIGKILL:
         raise TransientError(
-            f"{what}, {place}: its worker was killed. Check if the machine ran out of memory"
+            f"{what}, {place}: its worker was killed. Check whether the machine ran out of memory"
         )
     else:
         ending = f"killed by signal {-code}" if code < 0 else f"exit code {code}"

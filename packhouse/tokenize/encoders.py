@@ -267,8 +267,8 @@ def read_pipeline(backend: str) -> Pipeline:
     size = max(model_size, *(1 + token.id for token in added), 0)
     if size > MAX_IDS:
         raise TokenizerError(
-            f"tokenizer.json gives a token the id {size - 1:,}; ids must be below {MAX_IDS:,}. "
-            "Number the tokens from 0",
+            f"tokenizer.json gives a token the id {size - 1:,}, but ids must be below "
+            f"{MAX_IDS:,}. Number the tokens from 0",
             limit=MAX_IDS,
         )
     tokens = [""] * size

@@ -73,7 +73,7 @@ def choose_encoder(
         return Choice(encoder=HFEncoder(snapshot.backend), gate="not asked")
     num_bytes = pc.sum(pc.binary_length(texts)).as_py() or 0
     if choice == "auto" and num_bytes <= FEW_BYTES:
-        gate = "not asked: HF encodes this little text itself as soon as a sample of it"
+        gate = "not asked: HF encodes a text this short as fast as a sample of it"
         return Choice(encoder=HFEncoder(snapshot.backend), gate=gate)
     sample, pipeline = sample_texts(texts), read_pipeline(snapshot.backend)
     which = "-file" if snapshot.pipeline == "file" else ""
@@ -110,8 +110,8 @@ def refuse_fast(
     """
     if choice == "fast":
         raise TokenizerError(
-            f"encoder 'fast' cannot be used with this {snapshot.class_name}: {fault}; "
-            "set tokenize.encoder to 'auto' or 'hf'",
+            f"encoder 'fast' cannot be used with this {snapshot.class_name}: {fault}. Set "
+            "tokenize.encoder to 'auto' or 'hf'",
             fault=fault,
         )
     return Choice(encoder=HFEncoder(snapshot.backend), gate=f"failed: {fault}")
@@ -148,7 +148,7 @@ def first_difference(encoder: Encoder, texts: list[str], snapshot: TokenizerSnap
             shorter = min(len(ours), len(true))
             place = int(np.argmin(np.append(ours[:shorter] == true[:shorter], False)))
             return (
-                f"{name} gives other ids than HF for {text[:60]!r}: token {place} begins "
+                f"{name} gives different ids than HF for {text[:60]!r}: token {place} starts "
                 f"{ours[place : place + 4].tolist()}, not {true[place : place + 4].tolist()}"
             )
     return None

@@ -149,25 +149,28 @@ def _cached_or_downloaded(repo: str, revision: str, name: str) -> Path:
         HfApi(**options).model_info(repo, revision=revision, timeout=10)
         return snapshot(is_offline=False)
     except errors.HFValidationError:
-        reason, remedy = "the Hub has no names like this", "check the name"
+        reason, remedy = "it is not a valid Hub name", "check the name"
     except errors.GatedRepoError:
-        reason, remedy = "the Hub asks to accept its terms first", "accept them, and set HF_TOKEN"
-    except errors.RepositoryNotFoundError:
-        reason = "the Hub has no such name" + (
-            ", or HF_TOKEN may not see it" if options["token"] else ""
+        reason, remedy = (
+            "its terms on the Hub have not been accepted",
+            "accept them, and set HF_TOKEN",
         )
-        remedy = "check the name; set HF_TOKEN for a private one"
+    except errors.RepositoryNotFoundError:
+        reason = "the Hub has no model of this name" + (
+            ", or HF_TOKEN has no access to it" if options["token"] else ""
+        )
+        remedy = "check the name, and set HF_TOKEN if the model is private"
     except errors.RevisionNotFoundError:
         reason = f"{repo} has no revision '{revision}'"
-        remedy = "name a branch, tag or commit that it has"
+        remedy = "use an existing branch, tag or commit"
     except Exception as error:  # whatever the client and its transport raise
-        why = f"the Hub does not answer ({first_line(error, 200)})"
+        why = f"the Hub does not respond ({first_line(error, 200)})"
         if constants.HF_HUB_OFFLINE:
             why = "HF_HUB_OFFLINE is set"
         reason = f"it is not in the Hub's cache on this machine, and {why}"
         wanted = repo if revision == "main" else f"{repo} --revision {revision}"
         but = "--exclude '*.safetensors' --exclude '*.bin'"
-        remedy = f"with network, run `hf download {wanted} {but}` first"
+        remedy = f"on a machine with network access, run `hf download {wanted} {but}` first"
     raise TokenizerError(
         f"cannot find tokenizer '{name}': it is not a folder, and {reason}. Pass a folder, or "
         f"{remedy}",
@@ -203,8 +206,8 @@ def fingerprint_tokenizer(folder: str | Path) -> str:
     """
     if "://" in str(folder):
         raise TokenizerError(
-            "a tokenizer cannot be an address (`scheme://`); give a local folder, or a name of the "
-            "Hugging Face Hub (`org/name`); download others and give their folder"
+            "a tokenizer cannot be a URI (`scheme://`). Pass a local folder or a Hugging Face "
+            "Hub name (`org/name`); download other tokenizers first"
         )
     folder = tokenizer_folder(folder)
     states = [(file, file.stat()) for file in _tokenizer_files(folder)]
@@ -241,8 +244,8 @@ def check_unchanged(tokenizer: str, fingerprint: str) -> None:
     """
     if fingerprint_tokenizer(tokenizer) != fingerprint:
         raise TokenizerError(
-            f"tokenizer '{tokenizer}' changed while the run worked with it; what was made since is "
-            "not kept. Run again"
+            f"tokenizer '{tokenizer}' changed during the run, so the output of the current step "
+            "was discarded. Run again"
         )
 
 
@@ -274,8 +277,8 @@ def load_snapshot(
         _IN_PROCESS[key] = snapshot
     if snapshot.difference is not None and pipeline is None:
         raise TokenizerError(
-            f"tokenizer '{folder}' {snapshot.difference}. Use the pipeline that inference uses: "
-            "that of tokenizer.json with `--set tokenize.pipeline=file`, or that of the class with "
+            f"tokenizer '{folder}' {snapshot.difference}. Choose the pipeline that inference "
+            "uses: tokenizer.json's with `--set tokenize.pipeline=file`, or the class's with "
             "`--set tokenize.pipeline=class` (in a recipe: `tokenize: {pipeline: file}`)",
             folder=str(folder),
         )
@@ -328,8 +331,8 @@ def _read_fields(
         by_file = _pipeline_of_file(folder, known, engine)
         if of_file and by_file is None:
             raise TokenizerError(
-                f"tokenizer '{folder}' has no tokenizer.json, and tokenize.pipeline is file; "
-                "remove that setting",
+                f"tokenizer '{folder}' has no tokenizer.json, but tokenize.pipeline is file. "
+                "Remove that setting",
                 folder=str(folder),
             )
         fields = _fields_of(tokenizer, folder, by_file if of_file else None)
@@ -355,7 +358,7 @@ def _pipeline_of_file(folder: Path, known: Path, engine: "Tokenizer") -> "Tokeni
         by_file = Tokenizer.from_file(str(file))
     except Exception as error:  # tokenizers raises plain Exception or ValueError
         raise TokenizerError(
-            f"tokenizer '{folder}' does not load: {file.name}: {error}", folder=str(folder)
+            f"tokenizer '{folder}' cannot be loaded: {file.name}: {error}", folder=str(folder)
         ) from error
     by_file.no_truncation()
     by_file.no_padding()
@@ -386,9 +389,9 @@ def _difference(
     same = [x == y for x, y in zip(a, b, strict=False)]
     at = same.index(False) if False in same else len(same)
     return (
-        f"loads as {class_name}, which gives other ids than its tokenizer.json for "
+        f"loads as {class_name}, which gives different ids than its tokenizer.json for "
         f"{len(differing):,} of {len(texts):,} test texts: {text[:40]!r} has {a[at : at + 4]} "
-        f"instead of {b[at : at + 4]} from token {at} on"
+        f"instead of {b[at : at + 4]} starting at token {at}"
     )
 
 
@@ -402,8 +405,8 @@ def _tokenizer_files(folder: Path) -> list[Path]:
         near = near_files(folder)
         raise TokenizerError(
             f"no tokenizer folder at '{str(folder)[:200]}'{near}{'' if near[-1:] == '?' else '.'} "
-            "Give the folder that `tokenizer.save_pretrained(folder)` wrote, or a Hub name such as "
-            "`Qwen/Qwen2.5-0.5B-Instruct`",
+            "Pass the folder that `tokenizer.save_pretrained(folder)` wrote, or a Hub name such "
+            "as `Qwen/Qwen2.5-0.5B-Instruct`",
             folder=str(folder),
         )
     files = [
@@ -434,9 +437,8 @@ def _load_with_transformers(folder: Path, known: Path) -> "PreTrainedTokenizerFa
     usual = ["tokenizer.json"]
     if isinstance(config, dict) and config.get("fast_tokenizer_files", usual) != usual:
         raise TokenizerError(
-            f"tokenizer '{folder}': its tokenizer_config.json names another file for its "
-            "vocabulary (fast_tokenizer_files); remove that key and keep the file as "
-            "tokenizer.json",
+            f"tokenizer '{folder}': tokenizer_config.json names another vocabulary file "
+            "(fast_tokenizer_files). Remove that key, and rename the file to tokenizer.json",
             folder=str(folder),
         )
     names = {file.name for file in known.iterdir()}
@@ -460,13 +462,13 @@ def _load_with_transformers(folder: Path, known: Path) -> "PreTrainedTokenizerFa
         raise
     except Exception as error:  # whatever transformers and tokenizers raise: the file is at fault
         raise TokenizerError(
-            f"tokenizer '{folder}' does not load: {_broken_file(folder, known, error)}",
+            f"tokenizer '{folder}' cannot be loaded: {_broken_file(folder, known, error)}",
             folder=str(folder),
         ) from error
     if not tokenizer.is_fast:
         raise TokenizerError(
-            f"tokenizer '{folder}' loads as {type(tokenizer).__name__}, which has no fast "
-            "tokenizer; save it with tokenizer.json (`AutoTokenizer...save_pretrained`)",
+            f"tokenizer '{folder}' loads as {type(tokenizer).__name__}, which is not a fast "
+            "tokenizer. Save it with a tokenizer.json (`AutoTokenizer...save_pretrained`)",
             folder=str(folder),
         )
     return tokenizer
@@ -487,11 +489,11 @@ def _broken_file(folder: Path, known: Path, error: Exception) -> str:
     file = folder / "tokenizer_config.json"
     config = orjson.loads(file.read_bytes()) if file.is_file() else None
     if config is not None and not isinstance(config, dict):
-        return f"{file.name} holds a {type(config).__name__}, not an object"
+        return f"{file.name} contains a {type(config).__name__}, not an object"
     if config and "auto_map" in config:
         return (
-            f"{file.name} asks for code of its own (auto_map), which packhouse never runs; save "
-            "it as a fast tokenizer, with tokenizer.json"
+            f"{file.name} requires custom code (auto_map), which packhouse never runs. Save it as "
+            "a fast tokenizer, with a tokenizer.json"
         )
     names = ", ".join(each.name for each in _tokenizer_files(folder))
     said = textwrap.shorten(str(error).replace(str(known), str(folder)), 400, placeholder=" ...")
@@ -499,9 +501,12 @@ def _broken_file(folder: Path, known: Path, error: Exception) -> str:
     if any((folder / name).is_file() for name in ("tokenizer.json", "tekken.json")):
         return unknown
     if (folder / "vocab.json").is_file() and not (folder / "merges.txt").is_file():
-        return "merges.txt is missing next to vocab.json (or add tokenizer.json)"
+        return "vocab.json has no merges.txt next to it. Add that file, or a tokenizer.json"
     if config is None and not (folder / "config.json").is_file():
-        return f"{file.name} is missing, which names the tokenizer's class (or give tokenizer.json)"
+        return (
+            f"{file.name}, which names the tokenizer's class, is missing. Add it, or a "
+            "tokenizer.json"
+        )
     import transformers
 
     name = (config or {}).get("tokenizer_class")
@@ -509,7 +514,7 @@ def _broken_file(folder: Path, known: Path, error: Exception) -> str:
         return unknown
     return (
         f"tokenizer_config.json names the class {name!r}, which transformers "
-        f"{version('transformers')} does not have; give tokenizer.json"
+        f"{version('transformers')} does not have. Add a tokenizer.json"
     )
 
 
@@ -537,16 +542,16 @@ def _fields_of(
     pipeline = read_pipeline(backend)
     if pipeline.model_size < engine.get_vocab_size(with_added_tokens=False):
         raise TokenizerError(
-            f"tokenizer '{folder}': `tokenizers` cannot write its vocabulary, since tokenizer.json "
-            f"gives a token an id of {2**32 - 1:,} or so; ids must be below {MAX_IDS:,}. Number "
-            "the tokens from 0 on",
+            f"tokenizer '{folder}': `tokenizers` cannot write its vocabulary, because "
+            f"tokenizer.json gives a token an id of about {2**32 - 1:,}; ids must be below "
+            f"{MAX_IDS:,}. Number the tokens from 0",
             folder=str(folder),
             limit=MAX_IDS,
         )
     if pipeline.dropout:
         raise TokenizerError(
-            f"tokenizer '{folder}' has BPE dropout {pipeline.dropout}: its ids are random; "
-            "set model.dropout to null in tokenizer.json",
+            f"tokenizer '{folder}' has BPE dropout {pipeline.dropout}, so its ids are random. Set "
+            "model.dropout to null in tokenizer.json",
             folder=str(folder),
         )
     template = getattr(tokenizer, "chat_template", None)
@@ -555,7 +560,7 @@ def _fields_of(
     if template is not None and not isinstance(template, str):
         raise TokenizerError(
             f"tokenizer '{folder}': chat_template in tokenizer_config.json must be text, got "
-            f"{template!r}; put the Jinja source there or in chat_template.jinja",
+            f"{template!r}. Put the Jinja source there or in chat_template.jinja",
             folder=str(folder),
         )
     first_ids = (tokenizer("a")["input_ids"] if by_file is None else by_file.encode("a").ids)[:1]
@@ -585,12 +590,14 @@ def _generation_stops(folder: Path, pipeline: Pipeline) -> list[str]:
     problem = _json_problem(file.name, file.read_bytes())
     config = None if problem else json.loads(file.read_bytes())
     if not problem and not isinstance(config, dict):
-        problem = f"{file.name} holds a {type(config).__name__}, not an object"
+        problem = f"{file.name} contains a {type(config).__name__}, not an object"
     stops = config.get("eos_token_id") if isinstance(config, dict) else None
     ids = stops if isinstance(stops, list) else [] if stops is None else [stops]
     if any(type(index) is not int for index in ids):
         problem = f"{file.name}: eos_token_id must be an id or a list of ids, got {stops!r:.100}"
     if problem:
-        raise TokenizerError(f"tokenizer '{folder}' does not load: {problem}", folder=str(folder))
+        raise TokenizerError(
+            f"tokenizer '{folder}' cannot be loaded: {problem}", folder=str(folder)
+        )
     texts = {token.id: token.text for token in pipeline.added}
     return [texts[index] for index in ids if index in texts]

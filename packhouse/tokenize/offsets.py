@@ -280,7 +280,7 @@ class Spans:
         shift = np.repeat(bases[:-1], np.diff(offsets))
         starts = values.field("start").to_numpy() + shift
         ends = values.field("end").to_numpy() + shift
-        assert (starts <= ends).all(), "a span ends before it starts"
+        assert (starts <= ends).all(), "a span ends before it begins"
         return Spans(starts, ends, offsets)
 
     @property

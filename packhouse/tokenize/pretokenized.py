@@ -136,8 +136,9 @@ def _faults(
     for row, at in zip(rows[::-1].tolist(), wrong[::-1].tolist(), strict=True):  # the first wins
         faults[row] = (
             "vocabulary",
-            f"token {at - of_record[row]:,} of the record is {ids[at]:,}, which the tokenizer does "
-            f"not have (its ids are under {snapshot.vocab_size:,}): did it make the row?",
+            f"token {at - of_record[row]:,} of the record is {ids[at]:,}, which the tokenizer "
+            f"does not have (its ids are below {snapshot.vocab_size:,}); check that it is the one "
+            "the row was made with",
         )
     return faults
 
@@ -148,6 +149,6 @@ def _check_padding(faults: dict[int, tuple[str, str]], row: int, ids: Int32s, wh
     if number > 1:  # one may be the end of a turn, or BOS
         faults[row] = (
             "padding",
-            f"the record {where} with {number:,} pad tokens; write an attention_mask that is 0 "
-            "and labels that are -100 there, or cut them off",
+            f"the record {where} with {number:,} pad tokens; set their attention_mask to 0 and "
+            "their labels to -100, or remove them",
         )

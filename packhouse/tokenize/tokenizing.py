@@ -254,7 +254,7 @@ def _tokenize_slice(
         for row in [row for row, found in plain.items() if found is None]:
             held = forged[row]
             more = f" and {len(held) - 1} more" if len(held) > 1 else ""
-            detail = f"contents hold the control token '{held[0]}'{more}{why}"
+            detail = f"a message contains the control token '{held[0]}'{more}{why}"
             faults[row] = ("control_text", detail)
         replaced = {row: found for row, found in plain.items() if found is not None}
         encoded = encoded.with_rows(replaced, pipeline)
@@ -337,7 +337,7 @@ def encode_rows(texts: pa.StringArray, encoder: Encoder, backend: str) -> tuple[
     if len(wrong):
         example = texts[int(wrong[0])].as_py()[:60]
         raise EncoderError(
-            f"{encoder.name} {encoder.version} gives other ids than HF for {example!r}"
+            f"{encoder.name} {encoder.version} gives different ids than HF for {example!r}"
         )
     return merged, 0 if encoder.is_reference else len(doubtful)
 

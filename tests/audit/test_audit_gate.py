@@ -222,7 +222,7 @@ def test_a_misplaced_mask_stops_the_run_whatever_the_limits():
         "packs": {},
         "worst": {"misplaced_rows": rows},
     }
-    with pytest.raises(AuditError, match="tokens other than those of the trained text") as caught:
+    with pytest.raises(AuditError, match="tokens other than those of the text to train") as caught:
         check_audit(read_audit(audit), AuditConfig())
     assert str(caught.value).endswith("a/a.jsonl row 7 (1). Fix the rows or the template")
 

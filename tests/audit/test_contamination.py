@@ -84,7 +84,7 @@ def test_texts_too_short_to_search_for_are_counted(exam):
 
 
 def test_a_benchmark_of_nothing_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="no text of 13 words in 1 row"):
+    with pytest.raises(ConfigError, match="no text of at least 13 words in 1 row"):
         read_benchmarks([benchmark_file(tmp_path, ("Short?", "Yes."))], 13)
 
 

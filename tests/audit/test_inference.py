@@ -139,7 +139,7 @@ def test_one_rendering_of_a_row_is_not_and_is_printed_only(qwen3):
     assert numbers(found) == (3, 1, 3)
     assert [row["value"] for row in found["worst"]] == [1, 3]
     assert checked(found).endswith(
-        "would not generate the others; set format.turns to joined or exact"
+        "would not generate the other answers; set format.turns to joined or exact"
     )
 
 
@@ -149,7 +149,7 @@ def test_a_wrong_answer_stops_publication(how, qwen3):
     with pytest.raises(AuditError, match="2 of 3 trained answers do not follow") as error:
         checked(found)
     said = str(error.value)
-    assert "chats/chats.jsonl row 0, message 1: its thought is not trained" in said
+    assert "chats/chats.jsonl row 0, message 1: its reasoning is not trained" in said
     assert "instead of 'Must look.'" in said
     remedies = "format.reasoning or format.thought_end or format.turns (whole publishes anyway)"
     assert said.endswith(f"or change {remedies}")

@@ -16,7 +16,9 @@ from tests.cache.conftest import steps_in
 
 def test_a_cache_on_a_full_disk(project, mount):
     project.cache = mount("disk", "size=64k")
-    with pytest.raises(DiskError, match=r"No space left on device \(.* bytes free\). Make room"):
+    with pytest.raises(
+        DiskError, match=r"No space left on device \(.* bytes free\). Free some space"
+    ):
         project.prepare()
     done = steps_in(project.cache)
     assert not list((project.cache / "steps" / "tmp").glob("*"))
@@ -39,7 +41,7 @@ def test_a_cache_on_a_disk_that_is_read_only(project, mount):
     project.prepare()
     project.write_rows(range(70))
     remount(project.cache, "ro")
-    with pytest.raises(DiskError, match=r"mounted read-only. Make it writable"):
+    with pytest.raises(DiskError, match=r"read-only. Make it writable"):
         project.prepare()
     remount(project.cache, "rw")
     assert project.prepare().created
@@ -48,7 +50,7 @@ def test_a_cache_on_a_disk_that_is_read_only(project, mount):
 @pytest.mark.parametrize("options", ["size=20k", "size=8m,nr_inodes=6"])
 def test_a_store_on_a_full_disk(options, project, mount):
     store = mount("store", options)
-    with pytest.raises(DiskError, match=r"the store '.*': .*Make room there or publish to another"):
+    with pytest.raises(DiskError, match=r"the store '.*': .*Free some space there or publish to"):
         project.prepare()
     assert not list((store / ".packhouse" / "tmp").glob("*"))
     remount(store, "size=8m,nr_inodes=1000")
@@ -58,7 +60,7 @@ def test_a_store_on_a_full_disk(options, project, mount):
 def test_a_store_on_a_disk_that_is_read_only(project, mount):
     store = mount("store", "size=8m")
     remount(store, "ro")
-    with pytest.raises(DiskError, match=r"the store '.*': its disk is mounted read-only"):
+    with pytest.raises(DiskError, match=r"the store '.*': its file system is read-only"):
         project.prepare()
     remount(store, "rw")
     assert project.prepare().created

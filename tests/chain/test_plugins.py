@@ -139,7 +139,7 @@ def test_the_version_of_a_plug_in_is_part_of_the_id_and_nothing_else_of_it_is(ac
         ("return packs[1:]", "packed sequence 0 0 times; expected once"),
         ("return [*packs, [0]]", "packed sequence 0 2 times; expected once"),
         ("return [*packs, [40]]", "packed sequence 40, but there are only 40"),
-        ("return [*packs, []]", "without any sequence"),
+        ("return [*packs, []]", "returned an empty pack"),
         ("return [list(range(40))]", "more than seq_len 512"),
         ("return [['a']]", "failed on 40 lengths: ValueError"),
         ("return 1 / 0", "failed on 40 lengths: ZeroDivisionError: division by zero"),
@@ -189,7 +189,7 @@ def test_a_row_in_which_a_plugin_finds_nothing_is_quarantined(acme, prepare):
 )
 def test_text_that_a_plug_in_does_not_take_is_refused(acme, prepare, taken):
     rows = [each | {"note": "The sky is blue because of the air."} for each in ROWS]
-    with pytest.raises(SourceError, match=r"nothing reads the text in 'note' \(40 of 40 rows"):
+    with pytest.raises(SourceError, match=r"no setting reads the text in 'note' \(40 of 40 rows"):
         prepare(rows)
     acme.replace("    return {", f"    {taken}\n    return {{", version="2.0")
     assert prepare(rows).id

@@ -159,7 +159,7 @@ def test_odd_data_is_refused_with_a_suggestion(prepare, tmp_path, monkeypatch):
         ),
         ([*ROWS, {"output": b"x"}], "row 60 of the list cannot be written as JSON"),
         ([{1: "x"}], "Dict key must be str"),
-        ([*ROWS, None], "item 60 of the list is of type NoneType, but others are rows"),
+        ([*ROWS, None], "item 60 of the list has type NoneType, but others are rows"),
     ):
         with pytest.raises(ConfigError, match=said):
             prepare(data)
@@ -174,7 +174,7 @@ def test_settings_that_collide_are_refused(prepare, file, tmp_path, monkeypatch)
     for options, said in (
         ({"seq_len": 64, "pack": {"seq_len": 128}}, "seq_len is set twice"),
         ({"publish": {"store": "other"}}, "store is set twice"),
-        ({"sources": [{"path": str(file)}]}, "data and sources= both name rows"),
+        ({"sources": [{"path": str(file)}]}, "data and sources= both specify rows"),
         ({"workers": 0}, "workers must be"),
         ({"workers": None}, "workers must be"),
         ({"tokenizer": ""}, "no tokenizer"),
@@ -210,7 +210,7 @@ def test_an_invalid_tokenizer_is_refused(prepare):
     ):
         with pytest.raises(TokenizerError, match=said):
             prepare(ROWS, tokenizer=tokenizer)
-    with pytest.raises(TokenizerError, match="cannot be an address") as refused:
+    with pytest.raises(TokenizerError, match="cannot be a URI") as refused:
         prepare(ROWS, tokenizer="https://user:hunter2@host/tokenizer")
     assert "hunter2" not in str(refused.value)
 

@@ -85,7 +85,7 @@ def test_plan_the_report_and_a_run_say_the_same(recipe, tmp_path, monkeypatch):
         "generation stops at <|im_end|> (generation_config.json)",
         "4 answers follow the thinking prompt",
         "7 answers follow the non-thinking prompt",
-        "3 prompts differ from the record before them, only in text that the template adds",
+        "3 prompts differ from the previous record, but only in text that the template adds",
     ]
     pages = tmp_path / "before.html", tmp_path / "after.html"
 
@@ -143,7 +143,7 @@ def test_a_refused_run_shows_once_how_to_fix_a_row(recipe, tmp_path, monkeypatch
     done = CliRunner().invoke(cli, ["prepare", str(recipe)])
     assert done.exit_code == 4
     assert "first 'starts_with_assistant': chats/chats.jsonl line 1, message 0" in done.output
-    assert done.output.count('Put the question in front, or set "weight": 0') == 1
+    assert done.output.count('Add the question before it, or set "weight": 0') == 1
     assert "remedy:" not in done.output
 
 
@@ -156,7 +156,7 @@ def test_notes_read_as_sentences():
     notes = {"rewritten_prompts": 1, "plain_turns": 1, "bom": 2}
     assert RenderCounts(notes=notes).lines() == [
         "1 answer follows the non-thinking prompt",
-        "1 prompt differs from the record before it, only in text that the template adds",
+        "1 prompt differs from the previous record, but only in text that the template adds",
         "2 files start with a byte order mark",
     ]
 
@@ -174,7 +174,7 @@ def test_a_run_and_a_plan_say_how_much_text_split_rows_repeat(recipe, tmp_path, 
     monkeypatch.setenv("COLUMNS", "400")
     rows = [{"messages": [*turns(f"One {n}", "Two", "Three", thoughts=True)]} for n in range(3)]
     (tmp_path / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    note = "records hold 2.13 times the text of one rendering per row, because the template writes"
+    note = "records contain 2.13 times as much text as one rendering per row, because the template"
     for command in ("plan", "prepare", "plan"):  # with a sample, and with all rows
         assert note in call(command, str(recipe))
 

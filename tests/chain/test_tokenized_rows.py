@@ -133,7 +133,7 @@ def test_bad_rows_are_quarantined_with_their_bytes(project, made):
         (9, "labels"),
     ]
     assert [json.loads(row["raw"]) for row in bad] == [rows[n] for n in (3, 5, 7, 9)]
-    assert f"its ids are under {vocab:,}" in bad[0]["detail"]
+    assert f"its ids are below {vocab:,}" in bad[0]["detail"]
     good = [row for number, row in enumerate(rows) if number not in (3, 5, 7, 9)]
     assert published(project, done) == as_given(good)
 

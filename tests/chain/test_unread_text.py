@@ -24,8 +24,8 @@ def test_the_option_works_as_printed(project):
     message = str(refused.value)
     assert plan(project.recipe(given), cache=project.cache).refusals == (message,)
     assert message.startswith(
-        "source 'rows': nothing reads the text in 'it's so' (40 of 40 rows, as in rows/rows.jsonl "
-        "line 1). Read it with `fields` or `select`, or ignore it: --set "
+        "source 'rows': no setting reads the text in 'it's so' (40 of 40 rows, as in "
+        "rows/rows.jsonl line 1). Read it with `fields` or `select`, or ignore it: --set "
     )
     assert not (project.root / "store" / "sums").exists()
     option = shlex.split(message.partition("--set ")[2].partition(" (in Python")[0])[0]
@@ -36,7 +36,7 @@ def test_the_option_works_as_printed(project):
 def test_text_next_to_token_ids_is_refused(project):
     rows = [{"input_ids": [n + 1, 5], "labels": [-100, 5], "text": LONG} for n in range(20)]
     write(project, rows)
-    with pytest.raises(SourceError, match="nothing reads the text in 'text'"):
+    with pytest.raises(SourceError, match="no setting reads the text in 'text'"):
         project.prepare("sources.0.format=tokenized")
     ignored = 'sources.0.ignored_fields=["text"]'
     recipe = project.recipe("sources.0.format=tokenized", ignored)

@@ -156,7 +156,10 @@ CALL = {"type": "function", "function": {"name": "f", "arguments": {}}}
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
-        ({"train_detail": spans((0, 10, True))}, "characters 0 to 10 of a content with 9"),
+        (
+            {"train_detail": spans((0, 10, True))},
+            "characters 0 to 10 are not within the content, which has 9",
+        ),
         ({"train_detail": spans((5, 4, True))}, "characters 5 to 4"),
         ({"train_detail": spans((-1, 4, True))}, "characters -1 to 4"),
         ({"train_detail": spans((0, 4, "yes"))}, "not {begin_offset, end_offset, train}"),

@@ -96,7 +96,7 @@ def test_two_sources_over_one_file_have_names_and_numbers_of_their_own(project):
             }
         )
 
-    with pytest.raises(ConfigError, match="in two sources, so its rows would count twice"):
+    with pytest.raises(ConfigError, match="in two sources, so its rows would be counted twice"):
         plan_jobs(recipe(short=None, long=None))
     named = recipe(short="short", long="long")
     planned = estimate(named, plan_jobs(named), Workspace(cache=project.cache))

@@ -47,7 +47,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (
             "dataset: demo\ntokenizer: ./tokeniser\n" + ROWS,
             "no tokenizer folder at 'tokeniser'; did you mean 'tokenizer'? "
-            "Give the folder that `tokenizer.save_pretrained(folder)` wrote",
+            "Pass the folder that `tokenizer.save_pretrained(folder)` wrote",
         ),
         (
             HEAD + ROWS + "    format: alpaca\n",

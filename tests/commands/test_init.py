@@ -355,12 +355,12 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
         t in enumerate(TALKS)]) + each(lambda t: {"messages": chats_of(t)}),
         "its rows have 2 shapes"),
     "labels of words": ("a.jsonl", each(lambda t: {"tokens": t.question.split(),
-        "tags": ["O"] * len(t.question.split())}), "labels of words"),
+        "tags": ["O"] * len(t.question.split())}), "a label for each word"),
     "texts by intent in one object": ("a.json",
         json.dumps({"intents": {"sum": [t.question for t in TALKS]}}).encode(),
         "Write one row per text"),
     "columns that have no name": ("a.csv", b"question,answer,,\nWhy?,For no reason,,\n",
-        "2 of its columns have no name"),
+        "2 columns have no name"),
     "questions without answers": ("a.jsonl", each(lambda t: {"question": t.question}),
         "Add a field with the answer"),
     "texts of an intent": ("a.jsonl", each(lambda t: {"intent": "sum", "examples": [t.question,
@@ -565,7 +565,7 @@ def test_text_that_a_chosen_format_does_not_read_is_named(project):
     code, said = project.init("a.jsonl", "--set", "format=mixed")
 
     assert code == 0, said
-    assert "'hint' of 'a.jsonl' holds text in 12 of 12 rows that the" in " ".join(said.split())
+    assert "'hint' of 'a.jsonl' contains text in 12 of 12 rows that the" in " ".join(said.split())
 
 
 def test_a_field_that_repeats_the_text_is_ignored(project):
@@ -950,7 +950,8 @@ def test_init_shows_the_cost_of_split_rows(tmp_path, monkeypatch):
     assert "records hold" not in printed("whole.yaml")
     monkeypatch.setattr(command, "render_sample", split)
     assert (
-        "records hold 1.47 times the text of one rendering per row, because the template writes a "
-        "turn differently once later turns follow; for less, set format.turns: whole or "
+        "records contain 1.47 times as much text as one rendering per row, because the "
+        "template writes a turn differently when later turns follow; to reduce this, set "
+        "format.turns: whole or "
         "format.reasoning: strip or format.train_on: last_assistant, if the template allows it"
     ) in printed("split.yaml")

@@ -201,7 +201,7 @@ def test_a_token_of_a_classifier_is_traced_to_its_label(publish, call):
     found = json.loads(call("trace", made.uri, "--pack", "0", "--token", "0", "--json"))
     assert found["label"] == ["negative", "positive"][found["row"]]
     assert found["turn"] == "no token is trained"
-    assert found["rule"].startswith("classification: only the label")
+    assert found["rule"].startswith("classification: only the record's label")
 
 
 def test_rows_that_went_elsewhere_are_traced(version, call):

@@ -42,8 +42,8 @@ def whys(output: str) -> dict[str, list[str]]:
 def test_explain_before_the_first_run(call):
     output = call("explain", str(DEMO), "--json")
     assert list(whys(output)) == [step.name for step in STEPS]
-    assert whys(output)["pack"] == ["never done"]
-    assert whys(output)["files"] == ["the number of jobs is known once pack is done"]
+    assert whys(output)["pack"] == ["never run"]
+    assert whys(output)["files"] == ["the number of jobs is not known until pack is done"]
 
 
 def test_explain_after_a_run_finds_everything_cached(call, prepared):
@@ -56,7 +56,7 @@ def test_explain_names_the_component_that_changed(call, prepared):
         "pack": ["pack.seq_len: 512 -> 128"],
         "split": ["an earlier step changed"],
         "audit": ["an earlier step changed"],
-        "files": ["the number of jobs is known once pack is done"],
+        "files": ["the number of jobs is not known until pack is done"],
         "publish": ["an earlier step changed"],
     }
 

@@ -9,8 +9,8 @@ NOTEBOOKS = sorted((Path(__file__).parents[2] / "docs" / "notebooks").glob("*.ip
 SAYS = {
     "first-dataset": ["validate 144 -> 142", "[.][<|im_end|>]", "True False"],
     "breaking-a-mask": [
-        "does not end in a generation block",
-        "never learns to stop",
+        "does not end inside a generation block",
+        "would never learn to stop",
         "unterminated_turns 0",
     ],
 }

@@ -200,9 +200,9 @@ def test_every_record_has_the_same_targets_packed_and_padded(records, kind):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"side": "centre"}, "side 'centre' does not exist"),
-        ({"padding": "max"}, "padding 'max' does not exist"),
-        ({"too_long": "cut"}, "too_long 'cut' does not exist"),
+        ({"side": "centre"}, "side 'centre' is unknown"),
+        ({"padding": "max"}, "padding 'max' is unknown"),
+        ({"too_long": "cut"}, "too_long 'cut' is unknown"),
         ({"pad_to_multiple_of": 0}, "pad_to_multiple_of is 0"),
         (
             {"max_length": 100, "pad_to_multiple_of": 64},

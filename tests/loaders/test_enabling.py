@@ -35,9 +35,18 @@ def model():
             "padding between tokens",
         ),
         ({"attention_mask": torch.tensor([[1, 1, 0, 1, 1]])}, "padding between tokens"),
-        ({"cu_seq_lens_q": torch.tensor([0, 3, 5])}, "cu_seq_lens_q came without position_ids"),
-        ({"cu_seq_lens_k": torch.tensor([0, 3, 5])}, "cu_seq_lens_k came without position_ids"),
-        ({"seq_idx": torch.tensor([[0, 0, 0, 1, 1]])}, "seq_idx came without position_ids"),
+        (
+            {"cu_seq_lens_q": torch.tensor([0, 3, 5])},
+            "the batch has cu_seq_lens_q without position_ids",
+        ),
+        (
+            {"cu_seq_lens_k": torch.tensor([0, 3, 5])},
+            "the batch has cu_seq_lens_k without position_ids",
+        ),
+        (
+            {"seq_idx": torch.tensor([[0, 0, 0, 1, 1]])},
+            "the batch has seq_idx without position_ids",
+        ),
         (
             {"position_ids": ARANGE, "cu_seq_lens_q": torch.tensor([0, 3, 5])},
             "cu_seq_lens_q and position_ids disagree",
@@ -137,7 +146,9 @@ def test_bounds_that_merge_records_are_refused_where_the_kernel_reads_them(model
             whole | {"cu_seq_lens_q": torch.tensor([0, 3])},
             whole | {"max_length_q": 2},
         ):
-            with pytest.raises(ContractError, match="and position_ids disagree where records end"):
+            with pytest.raises(
+                ContractError, match="and position_ids disagree on where records end"
+            ):
                 model(**packed, **wrong)
 
 

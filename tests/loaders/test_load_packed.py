@@ -147,7 +147,7 @@ def test_a_full_disk_is_reported_in_a_sentence_and_leaves_nothing(make_version, 
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (512, hard))
     try:
-        with pytest.raises(DiskError, match=r"cannot write to the cache '.*': .* Make room"):
+        with pytest.raises(DiskError, match=r"cannot write to the cache '.*': .* Free some space"):
             load_packed(uri, cache=tmp_path)
     finally:
         worker._end_idle()

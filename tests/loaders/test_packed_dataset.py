@@ -92,7 +92,7 @@ def test_invalid_arguments_are_refused(make_version, tmp_path):
     data = load_packed(make_version(), cache=tmp_path)
     with pytest.raises(ContractError, match=r"records. Remove seq_len"):
         PackedDataset(data, seq_len=128)
-    with pytest.raises(ContractError, match="does not say where its records end"):
+    with pytest.raises(ContractError, match="has no record boundaries"):
         PackedDataset([{"input_ids": [1, 2]}])[0]
 
 

@@ -179,9 +179,9 @@ def test_models_that_cannot_separate_records_are_refused(batch):
     from transformers import GPT2Config, Llama4TextConfig, MambaConfig
 
     for config in (GPT2Config(), MambaConfig(), Llama4TextConfig()):
-        with pytest.raises(ConfigError, match=f"does not know model type '{config.model_type}'"):
+        with pytest.raises(ConfigError, match=f"does not support model type '{config.model_type}'"):
             enable_packing(config)
-    with pytest.raises(ConfigError, match="does not know model type 'None'"):
+    with pytest.raises(ConfigError, match="does not support model type 'None'"):
         enable_packing(torch.nn.Linear(1, 1))
     model = tiny_model("llama", "sdpa")
     model.config._attn_implementation = "paged|eager"

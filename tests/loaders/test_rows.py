@@ -49,7 +49,7 @@ def test_columns_that_disagree_where_records_end_are_refused(marks):
 
 def test_padding_alone_does_not_mark_boundaries():
     padded = {"input_ids": IDS, "attention_mask": [1, 1, 1, 1, 0, 0]}
-    with pytest.raises(ContractError, match="does not say where its records end"):
+    with pytest.raises(ContractError, match="has no record boundaries"):
         read_row(padded)
     assert read_row(padded, whole_rows=True).seq_lengths.tolist() == [4]
     with pytest.raises(ContractError, match="padding between its tokens"):

@@ -291,7 +291,7 @@ def test_a_second_pass_with_workers_after_a_resume_is_a_whole_one(uri, cache, pa
 
 def test_dropping_the_uneven_end_never_drops_everything(uri, cache, packs):
     world_size = len(packs) + 1
-    with pytest.raises(ConfigError, match=f"leaves none of {len(packs)} packs"):
+    with pytest.raises(ConfigError, match=f"drops all {len(packs)} packs"):
         StreamingPackedDataset(uri, rank=0, world_size=world_size, cache=cache, drop_uneven=True)
     ranks = [
         StreamingPackedDataset(uri, rank=r, world_size=world_size, cache=cache)

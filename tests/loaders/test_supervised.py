@@ -255,7 +255,7 @@ def test_text_that_nothing_reads_is_refused_unless_columns_are_named(tmp_path, c
     rows = [{"query": f"What is {n} + {n}?", "response": f"It is {2 * n}."} for n in range(9)]
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(row | note) + "\n" for row in rows))
-    with pytest.raises(SourceError, match="nothing reads the text in 'note'"):
+    with pytest.raises(SourceError, match="no setting reads the text in 'note'"):
         make_supervised_dataset(TOKENIZER, file, cache=cache)
     for data, named in (({"path": str(file), "ignored_fields": ["note"]}, {}), (file, fields())):
         assert len(make_supervised_dataset(TOKENIZER, data, cache=cache, **named)) == 9
@@ -297,7 +297,7 @@ def test_columns_called_system_or_history_enter_prompts_only_where_they_are_name
     named = made(more, system_field="system", history_field="history")
     assert all("linux" in text and "before" in text for text in named)
     assert [text for text in made(more, system_field="system") if "before" in text] == []
-    with pytest.raises(ConfigError, match="system_field needs query_field and resp_field"):
+    with pytest.raises(ConfigError, match="system_field requires query_field and resp_field"):
         made(more, query_field=None, resp_field=None, system_field="system")
 
 

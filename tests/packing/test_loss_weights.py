@@ -90,10 +90,10 @@ ROW = {
     ("weights", "said"),
     [
         ([0.0, 0.5], r"loss_weights are 2, but it has 3 tokens"),
-        ([0.5, 0.5, 1.0], r"loss_weights\[0\] = 0.5 is over 0 where the token is not trained"),
+        ([0.5, 0.5, 1.0], r"loss_weights\[0\] = 0.5 is above 0 for an untrained token"),
         (
             [0.0, 0.0, 1.0],
-            r"loss_weights\[1\] = 0.0 is over 0 where the token is not trained, or 0",
+            r"loss_weights\[1\] = 0.0 is above 0 for an untrained token, or 0",
         ),
         ([0.0, -0.5, 1.0], r"loss_weights\[1\] = -0.5 is not a weight"),
         ([0.0, float("nan"), 1.0], r"loss_weights\[1\] = nan is not a weight"),

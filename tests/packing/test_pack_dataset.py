@@ -77,7 +77,7 @@ def test_bfd_split_keeps_every_token_in_pieces_and_reports_it():
 def test_wrapped_has_no_bounds_and_a_collator_refuses_it_while_concat_has_them():
     wrapped = packed(ROWS, 4, "wrapped")
     assert wrapped == {"input_ids": [[1, 2, 3, 4], [5, 6, 7]]}
-    with pytest.raises(ContractError, match="does not say where its records end"):
+    with pytest.raises(ContractError, match="has no record boundaries"):
         PackedCollator()([{"input_ids": wrapped["input_ids"][0]}])
     assert packed(ROWS, 4, "concat") == wrapped | {"seq_lengths": [[4], [1, 2]]}
 
@@ -181,7 +181,7 @@ def test_an_iterable_dataset_is_packed_batch_by_batch_and_counted_while_it_is_re
         (([{"input_ids": [1], "text": "a"}], 4), ContractError, "column 'text' holds"),
         (([{"input_ids": [1], "labels": [1, 2]}], 4), ContractError, "row 0 has 2 values in"),
         (([{"input_ids": [1]}, {"input_ids": None}], 4), ContractError, "row 1 has no list"),
-        (([], 4), ContractError, "there are no rows to pack"),
+        (([], 4), ContractError, "there are no rows to pack. Check the dataset"),
     ],
 )
 def test_invalid_arguments_are_refused(arguments, error, message):

@@ -152,15 +152,15 @@ def test_with_approval_the_ref_stays_until_someone_promotes(place, cache, first)
     assert waiting.outcome == "waiting"
     assert (ref(place), ref(place, "latest.candidate")) == (first, waiting.version)
     page = newest("demo-refresh")
-    assert "## To promote it" in page
+    assert "## How to promote it" in page
     assert f"packhouse ref set {place}/store/demo latest {waiting.version}" in page
 
     again = refresh(place, cache, approval=True)
     assert again.name == "WaitingForApproval"
     assert again.message == (
-        f"nothing changed: {waiting.version} still waits for approval. To move 'latest', run the "
-        "deployment promote/promote-version with dataset demo, version "
-        f"{waiting.version}, ref latest"
+        f"nothing changed: {waiting.version} is still waiting for approval. To move 'latest', run "
+        f"the deployment promote/promote-version with dataset demo, version {waiting.version}, "
+        "ref latest"
     )
 
     state = promote(str(place / "store"), "demo", return_state=True)
@@ -294,7 +294,7 @@ def test_preparing_a_published_version_says_whether_the_ref_moved(place, cache, 
     rollback(str(place / "store"), "demo")
     state = again()
     assert (state.name, ref(place)) == ("Held", first)
-    assert f"but 'latest' points to {first}, and publishing again does not move it" in (
+    assert f"but 'latest' points to {first}; publishing a version again does not move the ref" in (
         state.message
     )
 
@@ -309,7 +309,7 @@ def test_a_drifted_version_is_published_and_its_ref_held(place, cache, first):
     assert "source drift" in held.message
     assert ref(place) == first
     page = newest("demo-refresh")
-    assert "To promote it" in page
+    assert "How to promote it" in page
     reason = f"source drift is {held.change.drift.sources:.4f}; the limit is 0.0500"
     share = f"{held.change.drift.sources:.2%}"
     assert f"| drift.sources | **FAILED** | {share} | at most 5.00% | {reason} |" in page
@@ -339,8 +339,8 @@ def test_sources_that_went_back_leave_the_ref_and_say_how_to_move_it(place, cach
     back = refresh(place, cache).result()
     assert back.outcome == "held"
     assert back.message.startswith(
-        f"the sources still give {first}, which is published, but 'latest' points to {second} "
-        "(which was published later). A refresh does not change that"
+        f"the sources still produce {first}, which is already published, but 'latest' points to "
+        f"{second} (which was published later). A refresh does not change this"
     )
 
 
@@ -352,8 +352,9 @@ def test_a_refresh_after_a_rollback_says_what_happened_and_leaves_the_ref(place,
     nightly = refresh(place, cache).result()
     assert (nightly.outcome, ref(place)) == ("held", first)
     assert nightly.message == (
-        f"the sources still give {second}, which is published, but 'latest' points to {first} "
-        f"(someone moved it back). A refresh does not change that. To move it: packhouse ref set "
+        f"the sources still produce {second}, which is already published, but 'latest' points to "
+        f"{first} (someone moved it back). A refresh does not change this. To move it: packhouse "
+        f"ref set "
         f"{place}/store/demo latest {second}"
     )
 
@@ -583,7 +584,7 @@ def test_a_backfill_continues_when_a_recipe_fails_and_names_it(place, cache):
     assert (asked.type.value, asked.name) == ("COMPLETED", "WaitingForApproval")
     assert asked.message == (
         "all 2 recipes done: 2 WaitingForApproval. The refs of good, last did not move; the "
-        "artifact 'backfill' of this run says for each what to run to move it"
+        "artifact 'backfill' of this run shows the command that moves each of them"
     )
 
 

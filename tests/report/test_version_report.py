@@ -225,7 +225,7 @@ def test_labels_are_charted_if_classes_are_trained(tmp_path, shared):
     shown = re.search('<section [^>]*"trained".*?</section>', html, re.S)
     assert shown
     assert "<td>label 0</td><td class=number>3</td>" in shown[0]
-    assert "is trained, and no token" in shown[0]
+    assert "is trained; its tokens are not" in shown[0]
     assert "<figure" not in shown[0]
     assert "trained on: labels." in html
     assert "SFTTrainer" not in html

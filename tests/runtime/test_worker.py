@@ -133,7 +133,7 @@ def test_a_limit_that_is_no_number_is_refused(monkeypatch):
 
 def test_an_answer_that_is_too_long_is_an_error_and_no_wait(monkeypatch):
     monkeypatch.setattr(worker, "_MAX_REPLY_BYTES", 1000)
-    with pytest.raises(TemplateError, match="not JSON, or larger than 1,000 bytes"):
+    with pytest.raises(TemplateError, match="not JSON, or is larger than 1,000 bytes"):
         in_worker(partial(operator.mul, "a", 500_000))  # more than the pipe holds
 
 

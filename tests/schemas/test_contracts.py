@@ -70,7 +70,7 @@ BREACHES = [
     ("quarantined", "row", [-1], "row is below 0"),
     ("quarantined", "byte_offset", [-1], "byte_offset is below 0"),
     ("quarantined", "step", ["pack"], "step is unknown"),
-    ("quarantined", "reason", ["Not a code"], "reason is not a code"),
+    ("quarantined", "reason", ["Not a code"], "reason is not a known code"),
     ("quarantined", "detail", [""], "detail is empty"),
     ("quarantined", "raw_sha256", ["0"], "raw_sha256 is not 64 hex"),
 ]
@@ -110,7 +110,7 @@ def test_a_weight_is_a_number_over_0_for_each_span(weights, made, check):
     for artefact, column in (("formatted", "span_weights"), ("tokenized", "range_weights")):
         with pytest.raises(
             ContractError,
-            match="a number over 0 for each of trained",
+            match="one number above 0 for each of trained",
         ):
             check(artefact, changed(made[artefact], column, [weights]))
 

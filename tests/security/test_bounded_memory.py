@@ -253,7 +253,7 @@ def test_more_csv_records_than_memory_is_for_are_refused_by_the_scan(tmp_path: P
     found = read(tmp_path / "a.csv")
 
     assert "has 16,000,000 records" in found["error"][1]
-    assert "a shard takes at most 4,194,304" in found["error"][1]
+    assert "a shard can have at most 4,194,304" in found["error"][1]
     assert found["grown"] < 1536 * MIB
 
 

@@ -151,7 +151,7 @@ def test_a_dead_worker_is_replaced(served):
     (worker,) = workers()
     worker.kill()
     until(lambda: workers() and workers() != [worker], 60)
-    assert "the worker exited and is started again" in (served.home / "serve.log").read_text()
+    assert "the worker exited and is being restarted" in (served.home / "serve.log").read_text()
     served.wait(served.start("verify/weekly-verify"))
 
 

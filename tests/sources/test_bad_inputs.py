@@ -384,7 +384,7 @@ def test_36_objects_inside_a_broken_object_are_not_rows(line, read_bytes):
 
 @pytest.mark.parametrize("name", ["rows.csv", "rows.tsv"])
 def test_33_carriage_returns_alone_are_refused(name, read_bytes):
-    with pytest.raises(SourceError, match="in CR only"):
+    with pytest.raises(SourceError, match="CR-only line endings"):
         read_bytes(GOOD + b"\r" + ALSO_GOOD + b"\r", name)
 
 
@@ -773,7 +773,7 @@ def test_63_a_glob_does_not_lead_out_of_its_folder(pattern, tmp_path, read):
     assert read(tmp_path / "allowed" / "*" / "rows.jsonl")
     (tmp_path / "allowed" / "link").symlink_to(tmp_path / "outside")
 
-    with pytest.raises(SourceError, match=r"leads out of.*outside"):
+    with pytest.raises(SourceError, match=r"leads outside .*outside"):
         read(tmp_path / "allowed" / pattern)
 
 

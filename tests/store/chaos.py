@@ -151,7 +151,7 @@ def check(
     assert expected is None or done == expected
     manifests = list_versions(store, "tiny")
     live = {manifest.vid: manifest for manifest in manifests}
-    assert len(live) == len(manifests), "a version id is committed twice"
+    assert len(live) == len(manifests), "a version ID is committed twice"
     lost = [vid for vid in done if vid not in live]
     assert lost == [], f"acknowledged and lost: {lost}"
     ref = load_ref(store, "tiny", "latest")

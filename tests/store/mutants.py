@@ -55,7 +55,7 @@ MUTANTS = [
         "if not isinstance(slot, Tombstone):\n            return slot, generation",
         "return (slot if isinstance(slot, Manifest) else None), generation", seed=433),
     Mutant(
-        "other bytes at the same version id do not raise an alarm",
+        "other bytes at the same version ID do not raise an alarm",
         publish,
         "_check_same",
         "if ours.manifest_id == theirs.manifest_id or "

@@ -395,7 +395,7 @@ def test_a_link_out_of_a_store_is_neither_read_nor_written_nor_collected(store, 
     (store.root / "evil").mkdir()
     (store.root / "evil" / "v").symlink_to(outside)
 
-    problem = "a symbolic link at .* leads out of the store"
+    problem = "a symbolic link at .* leads outside the store"
     with pytest.raises(StoreError, match=problem):
         collect_garbage(store, "evil", grace_s=0, dry_run=False)
     with pytest.raises(StoreError, match=problem):

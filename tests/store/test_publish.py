@@ -103,7 +103,7 @@ def test_bare_version_ids_and_names_that_are_not_there(store, tmp_path):
 
 @pytest.mark.parametrize("dataset", ["", "Tiny", "../x", "a/b", "-a", "a" * 65])
 def test_dataset_names_are_checked(store, tmp_path, dataset):
-    with pytest.raises(ConfigError, match="use a-z, 0-9"):
+    with pytest.raises(ConfigError, match="use at most 64 characters from a-z, 0-9"):
         publish_version(store, dataset, "aaaa", [pack_file(tmp_path)], FACTS)
 
 

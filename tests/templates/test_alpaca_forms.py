@@ -76,7 +76,7 @@ def test_a_row_that_does_not_fit_the_form_names_the_form():
     done = renderer.render(make_table([[("user", "a"), ("user", "b"), ("assistant", "c")]]))
 
     assert done.quarantined["detail"].to_pylist() == [
-        "alpaca_newline needs user and assistant in turn, got user, user, assistant"
+        "alpaca_newline needs alternating user and assistant turns, got user, user, assistant"
     ]
 
 

@@ -372,9 +372,7 @@ def test_a_silently_dropped_role_is_quarantined(rows):
 
     assert out.quarantined["reason"].to_pylist() == ["content_lost"] * rows
     detail = out.quarantined["detail"][0].as_py()
-    assert detail.startswith(
-        "text of message 0 (system) is not in the rendering: 'Be brief.'. Give"
-    )
+    assert detail.startswith("text of message 0 (system) is not in the rendering: 'Be brief.'. Set")
     assert "format.template" in detail
 
 
@@ -409,7 +407,7 @@ def test_a_template_whose_prompt_does_not_lead_to_the_answer_is_refused(turns):
 def test_a_template_that_writes_contents_twice_is_refused():
     twice = CHATML.replace("m.content +", "m.content + m.content +")
 
-    with pytest.raises(TemplateError, match="each content once"):
+    with pytest.raises(TemplateError, match="exactly once and in order"):
         render_chat(twice, [HI])
 
 
@@ -457,7 +455,7 @@ def test_dates_are_pinned_by_source_date_epoch(monkeypatch):
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("{{ raise_exception('only Latin') }}", r"\(refuses the row: only Latin\)"),
+        ("{{ raise_exception('only Latin') }}", r"\(rejects the row: only Latin\)"),
         ("{% for i in range(10**9) %}x{% endfor %}", r"\(.*range.*\)"),
         ("{{ messages[0].content.__class__.mro }}", r"\(.*'__class__'.*unsafe.*\)"),
     ],

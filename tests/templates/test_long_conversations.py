@@ -87,7 +87,7 @@ def test_prompts_that_differ_at_each_turn_are_each_proven_as_long_as_that_is_aff
     monkeypatch.setattr(rule, "FREE_MESSAGES", 0)
     out, work = rendered(NUMBERED, 600)
     assert out.quarantined["reason"].to_pylist() == ["template_limit"]
-    assert "the 600 messages are rendered in so many ways" in out.quarantined["detail"][0].as_py()
+    assert "the 600 messages would need too many renderings" in out.quarantined["detail"][0].as_py()
     assert work < 80 * 600
 
 

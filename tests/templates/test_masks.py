@@ -398,7 +398,7 @@ def test_a_block_that_has_a_question_between_answers_refuses_the_row():
         assert (
             rendered.quarantined["detail"][0]
             .as_py()
-            .startswith("the prompt before message 3 (assistant) does not lead to it")
+            .startswith("the prompt before message 3 (assistant) does not match the conversation")
         )
     whole = render_chat(template, [TWO], config={"turns": "whole"})
     assert pieces(whole.formatted) == [["hello<|im_end|>", "see you<|im_end|>"]]  # "bye" is not
@@ -415,7 +415,7 @@ def test_an_answer_is_trained_where_it_is_in_a_block_as_the_last_one():
     assert pieces(rendered.formatted) == [answers[1:]]
     whole = render_chat(last_alone, [TWO], config={"turns": "whole"})
     (detail,) = whole.quarantined["detail"].to_pylist()
-    assert detail.startswith("message 1 (assistant) does not end in a generation block")
+    assert detail.startswith("message 1 (assistant) does not end inside a generation block")
 
 
 TURNS = ["joined", "exact", "alone", "whole"]

@@ -64,7 +64,7 @@ def test_a_weight_on_a_question_before_the_system_turn_is_refused(render, copies
     out = render(make_table([[("system", "Be brief."), asked, *TALK[1:]]] * copies))
     assert (
         out.quarantined["detail"].to_pylist()
-        == ["messages are not written in their order"] * copies
+        == ["the template writes messages out of order"] * copies
     )
 
 

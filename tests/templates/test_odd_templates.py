@@ -372,8 +372,8 @@ def test_a_call_is_put_into_its_own_message_only_where_the_prompt_after_a_text_h
         render_chat(template, [turns], added_tokens=TOKENS).quarantined["detail"][0].as_py()
         for template in (TEXT_IS_BEGUN, headed)
     )
-    assert "Give format.template a Jinja file" in begun
-    assert "Put what follows it into a separate message" in apart
+    assert "Set format.template to a Jinja file" in begun
+    assert "Put the text after it in a separate message" in apart
 
 
 def test_stop_tokens_that_end_no_plain_answer_are_no_advice():
@@ -430,6 +430,6 @@ def test_a_refused_probe_gives_no_advice_about_its_own_messages():
         "{% for m in messages %}<|user|>{{ m.role }}: {{ m.content }}</s>{% endfor %}"
         "{% if add_generation_prompt %}<|model|>{% endif %}"
     )
-    with pytest.raises(TemplateError, match="tried with one question and answer") as refused:
+    with pytest.raises(TemplateError, match="fails on a test question and answer") as refused:
         render_chat(template, [[("user", "Two?"), ("assistant", "2.")]], added_tokens=TOKENS)
     assert "weight" not in str(refused.value)

@@ -196,8 +196,8 @@ def test_documents_that_the_template_leaves_out_are_a_bad_row_with_a_remedy():
         (1, "content_lost"),
     ]
     assert bad[0]["detail"] == (
-        "the text of document 0 is not in the rendering: 'Paris.'. Take a template that writes "
-        "documents, or name the field in ignored_fields, which leaves it out"
+        "the text of document 0 is not in the rendering: 'Paris.'. Use a template that writes "
+        "documents, or list the field in ignored_fields to leave it out"
     )
     only_title = RAG.replace("d.items()", "[['title', d.title]]")
     given = [{"documents": [{"title": "T", "text": "Body"}]}] * 2

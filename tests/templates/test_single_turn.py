@@ -118,7 +118,7 @@ def test_completion_refuses_a_second_turn():
     out = render("completion", [turns])
 
     assert out.quarantined["detail"].to_pylist() == [
-        "completion has one prompt and answer, got user, assistant, user, assistant"
+        "completion takes one prompt and one answer, got user, assistant, user, assistant"
     ]
 
 
@@ -185,7 +185,7 @@ def test_no_bos_where_the_tokenizer_adds_none():
 def test_a_tokenizer_without_eos_is_refused():
     bare = make_snapshot(special_tokens={})
 
-    with pytest.raises(TemplateError, match="never learns to stop"):
+    with pytest.raises(TemplateError, match="would never learn to stop"):
         make_renderer(FormatConfig(template="alpaca"), bare)
 
 

@@ -52,7 +52,7 @@ def test_other_arguments_are_another_version():
         ({"eos_token": "x"}, "'eos_token' cannot be set as an argument"),
         ({"a b": 1}, "'a b' cannot be set as an argument"),
         ({"x": float("nan")}, "cannot be written as JSON"),
-        ({"x": "y" * 70_000}, "characters of JSON .limit 65,536"),
+        ({"x": "y" * 70_000}, "characters as JSON; the limit is 65,536"),
     ],
 )
 def test_arguments_that_no_template_can_have_are_refused(arguments, said):

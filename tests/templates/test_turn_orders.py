@@ -49,7 +49,7 @@ def test_a_greeting_that_no_prompt_comes_before_is_refused_alone(load_tokenizer)
         rendered = renderer.render(make_table([greeted, greeted[1:], greeted, greeted[1:]]))
         (row, _) = rendered.quarantined.to_pylist()
         assert row["reason"] == "starts_with_assistant"
-        assert "Put the question in front" in row["detail"]
+        assert "Add the question before it" in row["detail"]
         assert pieces(rendered.formatted) == [["Hello!<|im_end|>"]] * 2
     renderer = make_renderer(FormatConfig(turns="whole"), snapshot_of(tokenizer))
     (trained,) = pieces(renderer.render(make_table([greeted])).formatted)
@@ -111,8 +111,8 @@ def test_arguments_that_are_no_json_are_never_written_as_json(num_like_it):
 
     assert refused.formatted.num_rows == 1
     assert set(refused.quarantined["detail"].to_pylist()) == {
-        "arguments of a call of message 1 are not a JSON object, and the template writes them as "
-        "JSON: 'oops'. Write them as an object"
+        "the arguments of a tool call in message 1 are not a JSON object, but the template writes "
+        "them as JSON: 'oops'. Write them as an object"
     }
     assert [row[0] for row in pieces(written.formatted)] == [
         'add: {"a": 1}<|im_end|>',

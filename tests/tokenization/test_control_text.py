@@ -72,7 +72,7 @@ def test_quarantine_names_the_token(byte_level, make_formatted):
     assert done.tokenized["row"].to_pylist() == [0]
     (bad,) = done.quarantined.to_pylist()
     assert (bad["row"], bad["reason"]) == (1, "control_text")
-    assert bad["detail"] == "contents hold the control token '<|end|>' and 1 more"
+    assert bad["detail"] == "a message contains the control token '<|end|>' and 1 more"
 
 
 def test_a_control_token_put_together_at_the_border_is_forged(byte_level, make_formatted):

@@ -118,7 +118,9 @@ def test_an_encoder_that_fails_on_the_fixed_corpus_is_refused(byte_level, table,
     done = tokenize_table(table, byte_level, TokenizeConfig())
 
     assert done.encoder["name"] == "tokenizers"
-    assert done.encoder["gate"].startswith("failed: gigatoken 0.0.0 gives other ids than HF for ")
+    assert done.encoder["gate"].startswith(
+        "failed: gigatoken 0.0.0 gives different ids than HF for "
+    )
     reference = tokenize_table(table, byte_level, TokenizeConfig(encoder="hf"))
     assert done.tokenized.equals(reference.tokenized)
 
@@ -145,7 +147,9 @@ def test_a_fault_that_no_sample_shows_is_caught_by_the_round_trip(
     done = tokenize_table(table, byte_level, TokenizeConfig())
 
     assert done.encoder["name"] == "tokenizers"
-    assert done.encoder["gate"].startswith("failed: gigatoken 0.0.0 gives other ids than HF for")
+    assert done.encoder["gate"].startswith(
+        "failed: gigatoken 0.0.0 gives different ids than HF for"
+    )
     reference = tokenize_table(table, byte_level, TokenizeConfig(encoder="hf"))
     assert done.tokenized.equals(reference.tokenized)
 
@@ -153,7 +157,7 @@ def test_a_fault_that_no_sample_shows_is_caught_by_the_round_trip(
 def test_fast_is_an_error_where_it_cannot_be_used(byte_level, table, sabotage):
     sabotage(EncoderError("gigatoken 0.0.0 cannot read this tokenizer: no"))
 
-    with pytest.raises(TokenizerError, match=r"cannot read this .* set tokenize.encoder to 'auto'"):
+    with pytest.raises(TokenizerError, match=r"cannot read this .* Set tokenize.encoder to 'auto'"):
         tokenize_table(table, byte_level, TokenizeConfig(encoder="fast"))
     done = tokenize_table(table, byte_level, TokenizeConfig())
     assert done.encoder["gate"] == "failed: gigatoken 0.0.0 cannot read this tokenizer: no"
@@ -173,7 +177,7 @@ def test_little_text_goes_to_hf_at_once(byte_level, table, monkeypatch):
     done = tokenize_table(table, byte_level, TokenizeConfig())
 
     assert done.encoder["name"] == "tokenizers"
-    assert done.encoder["gate"].startswith("not asked: HF encodes this little text itself")
+    assert done.encoder["gate"].startswith("not asked: HF encodes a text this short")
 
 
 def test_the_verdict_on_the_fixed_corpus_is_kept_and_checked(
@@ -190,7 +194,7 @@ def test_the_verdict_on_the_fixed_corpus_is_kept_and_checked(
     assert len(calls) == 1
 
     (file,) = tmp_path.glob("gate-*.json")
-    file.write_bytes(file.read_bytes().replace(b"gives other", b"gives equal"))
+    file.write_bytes(file.read_bytes().replace(b"gives different", b"gives equal"))
     assert tokenize_table(table, byte_level, TokenizeConfig(), cache=tmp_path).encoder == (
         first.encoder
     )

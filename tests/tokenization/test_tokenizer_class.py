@@ -105,7 +105,7 @@ def test_a_refusal_is_kept_and_a_choice_lifts_it(toy, tmp_path):
 
 
 def test_pipeline_file_needs_the_file(shared):
-    with pytest.raises(TokenizerError, match=r"has no tokenizer.json, .* remove that setting"):
+    with pytest.raises(TokenizerError, match=r"has no tokenizer.json, .* Remove that setting"):
         load_snapshot(shared / "tokenizers" / "qwen2.5-instruct", pipeline="file")
 
 

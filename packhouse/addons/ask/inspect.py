@@ -133,7 +133,7 @@ def inspect(
     elif is_recipe_path(target):
         rows, pipeline = _of_recipe(target, chosen, cache)
         if not rows:
-            print_note("checked the first rows of each source, except those that `where` drops")
+            print_note("checked the first rows of each source, without those that `where` drops")
         _show_records(rows, pipeline, as_json=as_json)
     elif chosen.is_any:
         opened = open_address(target)

@@ -58,7 +58,7 @@ _RULES = {
 @number_option("--token", "Token number in the pack (0-based).")
 @click.option("--file", help="Source file: faq.jsonl, source/faq.jsonl, or its path.")
 @number_option("--line", "Line number in a JSON Lines file (1-based).", least=1)
-@number_option("--row", "Row number in a file of any format (0-based).")
+@number_option("--row", "Row number in the file, for any format (0-based).")
 @json_option()
 def trace(
     target: str,
@@ -143,7 +143,7 @@ def _of_token(opened: OpenVersion, split: str, pack: int, token: int) -> dict[st
     if kept and kept[0]["source"] in tokenized:
         rule = "the mask of the input row (format: tokenized)"
     if is_of_classes(opened.manifest):
-        rule = "classification: only the label of the record is trained"
+        rule = "classification: only the record's label is trained"
     # For the mask 0 0 1 1 0 1 0, answers are [2, 4) and [5, 6). Token 4 is before answer 2 of 2,
     # token 5 is in it, and token 6 is after the last.
     answers = trained_ranges(mask)
@@ -363,7 +363,7 @@ def _add_raw(
         jobs = load_last_run(workspace.cache, opened.dataset).values()
         with suppress(TypeError):  # written by another release of packhouse
             shards = [SourceShard(**job.shard) for job in jobs if job.shard is not None]
-        missing = "its path is unknown on this machine; pass --recipe RECIPE"
+        missing = "its path on this machine is unknown; pass --recipe RECIPE"
     else:
         names = {name.partition("/")[0] for name in wanted}
         for source in recipe.sources:

@@ -63,7 +63,7 @@ MEANINGS = {
         "rows",
     ),
     "unmasked": Meaning(
-        "unlike other rows, they do not say which tokens are trained",
+        "unlike other rows, they do not mark which tokens are trained",
         "set the label to -100 for tokens that are not trained, or drop the rows",
         "rows",
     ),
@@ -105,12 +105,14 @@ MEANINGS = {
         "the header of an answer is trained", "start the trained span after the header"
     ),
     "other_prompts": Meaning(
-        "an answer begins right after its header, but prompts at inference go on, as with <think>",
+        "an answer begins right after its header, but prompts at inference continue after "
+        "it, for example with <think>",
         "start the trained span where the generation prompt ends",
     ),
     "missing_headers": Meaning(
-        "the record does not begin like the template, or has no header before the answer",
-        "the prompt was cut (drop them or raise the limit), or a record boundary is wrong",
+        "the record does not begin as the template does, or has no header before the answer",
+        "the prompt was truncated (drop the rows or raise the limit), or a record boundary "
+        "is wrong",
     ),
     "double_bos": Meaning("two BOS", "tokenize rendered text with add_special_tokens=False"),
     "missing_bos": Meaning(
@@ -126,12 +128,12 @@ MEANINGS = {
         "seq_lengths or cu_seqlens do not add up to the tokens", "recompute the boundaries", "rows"
     ),
     "leaks": Meaning(
-        "several records in a row, and attention does not separate them",
+        "a row contains several records, but attention does not separate them",
         "add seq_lengths, or position_ids that restart, and remove the all-ones attention_mask",
         "rows",
     ),
     "crossing": Meaning(
-        "the first token of a later record is trained: it is predicted from the record before",
+        "the first token of a later record is trained, so it is predicted from the previous record",
         "set its label to -100",
         "rows",
     ),
@@ -230,7 +232,7 @@ class AuditReport:
 
     @property
     def fill(self) -> float:
-        """Share of tokens if all rows were padded to the longest one."""
+        """Share of real tokens if all rows were padded to the length of the longest one."""
         return self.counts["tokens"] / max(self.counts["rows"] * self.counts["longest_row"], 1)
 
     def to_json(self) -> dict[str, Any]:
@@ -408,8 +410,8 @@ def audit(
     # The template's headers occur nowhere, so it is probably not the one of these rows.
     if turns.answer_opens and not found.has_turns and found.totals.records:
         notes.append(
-            "no row contains the header that the template writes before an answer, so "
-            "prompts and headers were not checked. Is this the template of the rows?"
+            "no row contains the header that the template writes before an answer, so prompts "
+            "and headers were not checked. Check that the rows use this template."
         )
     return _report_tokens(found, name, pipeline, tuple(notes))
 

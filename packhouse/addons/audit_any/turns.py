@@ -145,7 +145,7 @@ def learn_turns(
         )
     elif pipeline.token_bytes is None:
         note = (
-            "the tokenizer cannot decode its ids to text, so prompts and headers were not checked"
+            "the tokenizer cannot decode its IDs to text, so prompts and headers were not checked"
         )
     if recipe is None or note:
         return turns_of([], snapshot, pipeline), [note]

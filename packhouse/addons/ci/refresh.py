@@ -229,7 +229,7 @@ def unchanged(recipe: Recipe, found: RefreshStatus, cache: Path) -> Refreshed:
         forget_tries(cache, found.version_id)
     limits, reasons = _limits(recipe, found, change)
     outcome: Outcome = "waiting"
-    said = f"nothing changed: {version} still waits for approval"
+    said = f"nothing changed: {version} is still waiting for approval"
     if found.is_unchanged:
         outcome = "unchanged"
         said = f"nothing changed: '{found.ref}' already points to {version}"
@@ -272,7 +272,7 @@ def finish_refresh(
         # back to an earlier version, unless another run has moved it since.
         if at != prepared.version and at == found.candidate:
             store = open_store(recipe.publish.store)
-            to, why = prepared.version, "the sources went back"
+            to, why = prepared.version, "the sources returned to an earlier state"
             at = set_ref(store, recipe.dataset, ref, to, expected=at, reason=why, by=by).version
         limits, reasons = _limits(recipe, found, change)
         gates = (*(each for each in gates if each.gate not in ("schema", "drift")), *limits)
@@ -287,8 +287,8 @@ def finish_refresh(
         elif found.is_moved_back and not is_candidate:
             why = "someone moved it back"
         said = (
-            f"the sources still give {prepared.version}, which is published, but '{ref}' "
-            f"points to {at} ({why}). A refresh does not change that"
+            f"the sources still produce {prepared.version}, which is already published, but "
+            f"'{ref}' points to {at} ({why}). A refresh does not change this"
         )
     elif reasons:
         outcome = "held"
@@ -296,7 +296,7 @@ def finish_refresh(
     elif is_candidate:
         outcome = "waiting"
         now = found.current or "nothing yet"
-        said = f"{prepared.version} waits for approval; '{found.ref}' points to {now}"
+        said = f"{prepared.version} is waiting for approval; '{found.ref}' points to {now}"
     else:
         outcome = "published"
         command = ""

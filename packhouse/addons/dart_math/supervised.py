@@ -76,15 +76,15 @@ def make_supervised_dataset(
         data_path: a file, folder, glob, address (`s3://`, `hf://`, ...), dataset id (`org/name`) or
             `datasets.Dataset`; a dict of a source's settings; or a list of these.
         query_field: column of the question, for all sources or as a list with one per source. If
-            neither this nor `resp_field` is given, the shape of rows is detected, and text that
-            nothing reads is refused. Otherwise, columns that are not named are not read.
+            neither this nor `resp_field` is given, the row format is detected, and rows with unread
+            text are rejected. Otherwise, columns that are not named are not read.
         resp_field: column of the answer, in the same form.
         input_field: column of the text that a question refers to (Alpaca's `input`), for all
             sources. Default: `input` if `query_field` is `instruction` or not given, otherwise
             none.
         system_field: column of a system prompt, for all sources. With `query_field`, a column
             `system` of the file is used only if it is named here.
-        history_field: column of earlier turns, `[[question, answer], ...]`; otherwise as
+        history_field: column of earlier turns, `[[question, answer], ...]`; otherwise like
             `system_field`.
         prompt_template: `alpaca`, `chat`, `completion`, `dart-math/qa`, ...; a Jinja file; the text
             of a Jinja chat template; a `FormatConfig`; the texts around questions and answers, as a
@@ -107,7 +107,7 @@ def make_supervised_dataset(
         DiskError: the cache cannot be written: no space or no permission.
         TokenizerError: the tokenizer does not exist.
         QuarantineLimitError: more rows are bad than tolerated.
-        SourceError: the shape of rows is unknown, or a field has text that nothing reads.
+        SourceError: the row format is unknown, or a field has text that is not read.
         EmptyDatasetError: no records are left.
 
     Example:
@@ -231,7 +231,9 @@ def _for_each(name: str, fields: Fields, number: int) -> list[str | None]:
     if fields is None or isinstance(fields, str):
         return [fields] * number
     if len(fields) != number:
-        raise ConfigError(f"{name} lists {len(fields)} columns for {number} sources")
+        raise ConfigError(
+            f"{name} lists {len(fields)} columns for {number} sources. Pass one per source."
+        )
     return list(fields)
 
 
@@ -240,10 +242,13 @@ def _source(
 ) -> SourceConfig:
     """Return the settings of one source."""
     if (query is None) != (resp is None):
-        raise ConfigError("query_field and resp_field go together. Pass both, or neither.")
+        raise ConfigError("query_field and resp_field must be set together. Pass both, or neither.")
     if query is None or resp is None:
         if given := [name for name, column in others.items() if column is not None]:
-            raise ConfigError(f"{given[0]}_field needs query_field and resp_field")
+            raise ConfigError(
+                f"{given[0]}_field requires query_field and resp_field. Pass them too, or remove "
+                "it."
+            )
         return SourceConfig.model_validate(source_settings(path, cache))
     uri = data_uri(path, cache)
     # Columns named `input`, `system` or `history` by coincidence do not belong to a question.
@@ -331,7 +336,7 @@ class PaddedPacks(PackedDataset):
 class TokenizedDataset(torch.utils.data.Dataset):
     """Tokenized records, one per row: `input_ids`, `labels`, `attention_mask` as int64 tensors.
 
-    Made by `make_supervised_dataset`. `concat`, `shuffle` and `pad` return views of the same
+    Returned by `make_supervised_dataset`. `concat`, `shuffle` and `pad` return views of the same
     mapped files without copying.
     """
 

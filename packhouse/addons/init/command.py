@@ -200,7 +200,7 @@ def init(
             print_note(f"`packhouse prepare` would reject these rows: {refusal}")
         repeats = [line for each in proposals for line in field_lines(each)]
         left_out = "".join(f" Leave out {line}?" for line in repeats if _REPEATS in line)
-        question = for_terminal(f"Right?{left_out} Write {out}?")
+        question = for_terminal(f"Is this right?{left_out} Write {out}?")
         if not yes and sys.stdin.isatty() and not click.confirm(question, default=True):
             echo(
                 "Nothing was written. `--yes` writes the recipe as it is, so that you can edit it."
@@ -323,9 +323,9 @@ def _refusals(
     said = []
     for proposal, trial in zip(proposals, trials, strict=True):
         said += [
-            f"'{name}' of '{proposal.path}' holds text in {number:,} of "
-            f"{counted(trial.num_rows, 'row')} that the recipe would not read. To leave it "
-            "out, add it to `ignored_fields` of the source."
+            f"'{name}' of '{proposal.path}' contains text in {number:,} of "
+            f"{counted(trial.num_rows, 'row')} that the recipe would not read. To leave it out, "
+            "add it to `ignored_fields` of the source."
             for name, number in trial.unread.items()
         ]
         if trial.num_repeats > recipe.audit.max_duplicates * trial.num_good:

@@ -395,13 +395,15 @@ def _unknown(survey: Survey, layout: Layout, failed: Candidate | None) -> str:
     lists = [value for value in names.values() if isinstance(value, list)]
     if survey.num_rows > 1 and len(lists) > 1 and len({len(value) for value in lists}) == 1:
         return (
-            f"its rows hold {_kinds_of(row)} of the same length, such as labels of words, "
-            "which packhouse does not support. Write each row as a text with its answer."
+            f"its rows contain {_kinds_of(row)} of the same length, such as a label for each "
+            "word, which packhouse does not support. Write each row as a text with its answer."
         )
     for name in names:
         if survey.fields[name].has_media:
             if not any(held.num_texts for held in survey.fields.values()):
-                return f"its rows hold {_kinds_of(row)}: media and no text. Add texts to its rows."
+                return (
+                    f"its rows contain {_kinds_of(row)}: media and no text. Add text to the rows."
+                )
             return (
                 f"{layout.num_rows:,} of {counted(survey.num_rows, 'row')} contain images, "
                 f"audio or video in {name!r}. {_media_advice(layout.num_rows < survey.num_rows)}."
@@ -436,7 +438,7 @@ def _unknown(survey: Survey, layout: Layout, failed: Candidate | None) -> str:
     is_text = len(names) == 1 and isinstance(row[next(iter(names))], str)
     if is_text or has_only_questions(layout.rows):
         return (
-            f"its rows hold {_kinds_of(row)} but no answers. Add a field with the answer to "
+            f"its rows contain {_kinds_of(row)} but no answers. Add a field with the answer to "
             "each row."
         )
     place = f" in {rows_at!r}" if (rows_at := survey.settings.get("rows_at")) else ""

@@ -147,7 +147,7 @@ def explain_plan(plan: Plan, workspace: Workspace, recipe: Recipe) -> list[Expla
     packed = PACK.peek(plan.pack.key, workspace)
     if packed is None:
         rows = [_explain_job(job, workspace, last) for job in plan]
-        why = ["the number of jobs is known once pack is done"]
+        why = ["the number of jobs is not known until pack is done"]
         rows.append(ExplainedJob("files", "output", None, False, why))
     else:
         written, last_job = output_jobs(plan, recipe, packed.facts)
@@ -171,7 +171,7 @@ def _explain_job(
         return ExplainedJob(step, job.label, job.key)
     before = last.get((step, job.label))
     if before is None:
-        why = ["new shard" if last and step in ROW_STEPS else "never done"]
+        why = ["new shard" if last and step in ROW_STEPS else "never run"]
     elif before.key == job.key:
         why = ["its files are missing or changed"]
     else:

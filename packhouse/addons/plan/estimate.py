@@ -202,7 +202,7 @@ def plan(
     cache: str | Path | None = None,
     **settings: object,
 ) -> Estimate:
-    """Estimate what `prepare` would give, without running it. Takes the arguments of `prepare`.
+    """Estimate the result of `prepare` without running it. Takes the same arguments.
 
     Reads, renders and tokenizes a megabyte of each source; tokenized shards are counted exactly.
 
@@ -345,8 +345,8 @@ def _other_seq_lens(recipe: Recipe, every: list[_Records]) -> tuple[SeqLenTrial,
 
 
 _OVER_LENGTH = {
-    "drop": "to be dropped",
-    "truncate_turns": "they will be cut after a turn or dropped",
+    "drop": "and will be dropped",
+    "truncate_turns": "and will be cut after a turn or dropped",
     "window": "even as windows, and will be dropped",
 }
 
@@ -366,8 +366,8 @@ def _notes(
         rows, read = (sum(getattr(s, name) for s in samples) for name in ("num_read", "num_bytes"))
         yield (
             f"estimated from {counted(rows, 'row')}: the first {read / 1e6:,.2f} MB of "
-            f"{counted(len(samples), 'file')} with {num_bytes / 1e6:,.2f} MB: assuming that "
-            "the other rows are similar"
+            f"{counted(len(samples), 'file')} with {num_bytes / 1e6:,.2f} MB: assumes that the "
+            "other rows are similar"
         )
     policy = recipe.pack.over_length
     if num_over and recipe.pack.strategy != "concat" and policy != "error":

@@ -231,11 +231,14 @@ def _lengths_section(versions: Sequence[_Version]) -> str:
             trained[name].update(dict(split.trained))
     figures = []
     if any(lengths.values()):
-        says = "As a share of each version's records. Bins double in width every four."
+        says = "As a share of each version's records. Bin width doubles every four bins."
         title = "Records by length"
         figures.append(compare_figure("lengths", title, says, "tokens in a record", lengths))
     if any(trained.values()):
-        title, says = "Records by trained tokens", "How much of a record counts in the loss."
+        title, says = (
+            "Records by trained tokens",
+            "How many tokens of each record count in the loss.",
+        )
         measured = "trained tokens in a record"
         figures.append(compare_figure("trained", title, says, measured, trained))
     inner = "".join(figures)

@@ -94,13 +94,18 @@ def _octaves(least: float, most: float) -> list[int]:
 
 def length_figures(lengths: Mapping[str, Mapping[int, int]], seq_len: int) -> str:
     """Return charts of records by length, and of the tokens in them, by source."""
-    says = "Bars are stacked by source. " * (len(lengths) > 1) + "Bins double in width every four."
+    says = (
+        "Bars are stacked by source. " * (len(lengths) > 1) + "Bin width doubles every four bins."
+    )
     measured = "tokens in a record"
     bins = {source: class_counts(own) for source, own in lengths.items()}
     records = length_histogram(
         "lengths-records", "Records by length", says, bins, measured, "source", "records", seq_len
     )
-    title, says = "Tokens by length of their record", "Few long records may hold most of them."
+    title, says = (
+        "Tokens by record length",
+        "A few long records may account for most of the tokens.",
+    )
     bins = {source: class_counts(own, weigh=True) for source, own in lengths.items()}
     return records + length_histogram(
         "lengths-tokens", title, says, bins, measured, "source", "tokens", seq_len
@@ -222,7 +227,7 @@ def seq_len_figure(
     return _figure(
         name="seq-len",
         title="Other seq_len",
-        says=f"Computed with the planner of a run. The large marks show {shown}.",
+        says=f"Computed with the packing planner of a run. Large marks show {shown}.",
         spec=spec,
         columns=("seq_len", "packs", "fill", "padding tokens", "records too long", "their tokens"),
         rows=[
@@ -330,9 +335,9 @@ def turns_figure(turns: Sequence[tuple[int, int]]) -> str:
     return _figure(
         name="turns",
         title="Trained tokens by answer",
-        says="The first answer of each record, the second, and so on.",
+        says="By position of the answer in its record: first, second, and so on.",
         spec=spec,
-        columns=("answer", "trained tokens", "answers", "tokens each"),
+        columns=("answer", "trained tokens", "answers", "tokens per answer"),
         rows=[[v["turn"], v["tokens"], v["n"], round(v["tokens"] / v["n"], 1)] for v in values],
     )
 

@@ -255,7 +255,8 @@ def _lengths_section(recipe: Recipe, expected: "Estimate", rows: dict[str, pa.Ta
     other = seq_len_figure(trials, seq_len, "this recipe") if trials else ""
     num_rows = sum(own.num_rows for own in rows.values())
     caption = (
-        f"<p class=quiet>Of {counted(num_rows, 'record')}, the first megabyte of each source.</p>"
+        f"<p class=quiet>From {counted(num_rows, 'record')} in the first megabyte of each "
+        "source.</p>"
     )
     return section("lengths", "Lengths", caption, f"<div class=grid>{drawn}</div><br>", other)
 
@@ -420,4 +421,4 @@ class FramedPage:
         )
 
     def __repr__(self) -> str:
-        return f"<a page of {len(self.html):,} characters, which a notebook shows>"
+        return f"<HTML page of {len(self.html):,} characters, shown in a notebook>"

@@ -171,9 +171,8 @@ def load_section(manifest: Manifest, uri: str | None) -> str:
     split = next(iter(manifest.facts.counts.splits()), "train")
     trainer = "transformers' Trainer" if is_of_classes(manifest) else "TRL's SFTTrainer and others"
     python = (
-        "import packhouse\n\n"
-        f"rows = packhouse.load_preferences({where!r}, split={split!r})  # columns of TRL's "
-        "trainers"
+        f"import packhouse\n\nrows = packhouse.load_preferences({where!r}, split={split!r})  # "
+        "the columns that TRL's trainers expect"
         if manifest.preferences
         else "import packhouse\n\n"
         f"version = packhouse.open_version({where!r})\n"
@@ -242,8 +241,8 @@ def lengths_section(manifest: Manifest, measured: Measured) -> str:
         )
     elif over[False]:
         note = (
-            f"Does not include {counted(over[False], 'record')} over seq_len {seq_len:,}, "
-            "whose length this version does not record."
+            f"Does not include {counted(over[False], 'record')} over seq_len {seq_len:,}, because "
+            "this version does not record their lengths."
         )
     note = f"<p class=quiet>{note}</p>" if note else ""
     other = seq_len_figure(choices, seq_len) + note if choices else ""
@@ -265,7 +264,7 @@ def packs_section(manifest: Manifest, measured: Measured) -> str:
             row[-1] = f"{records[0]} / {records[half]} / {records[-1]}"
         rows.append(row)
     columns = ("split", "packs", "lower bound", "records", "tokens", "padding", "fill",
-               "records in a pack (least / median / most)")  # fmt: skip
+               "records per pack (min / median / max)")  # fmt: skip
     fill = {name: each.fill for name, each in splits.items()}
     drawn = share_figure("fill", "Packs by fill", "The rest of a pack is padding.", fill, "packs")
     return section(
@@ -306,7 +305,8 @@ def trained_section(manifest: Manifest, measured: Measured) -> str:
             table(("loss weight", "trained tokens", "share"), weight_rows, "Loss weights")
         )
     caption = (
-        "<p class=quiet>Classification: the label of each record is trained, and no token.</p>"
+        "<p class=quiet>Classification: the label of each record is trained; its tokens are "
+        "not.</p>"
     )
     figures: list[str] = []
     if not is_of_classes(manifest):
@@ -316,11 +316,14 @@ def trained_section(manifest: Manifest, measured: Measured) -> str:
         turns = [(sum(t for t, _ in own), sum(n for _, n in own)) for own in by_answer]
         if any(sum(each.shares) for each in splits.values()):
             shares = {name: each.shares for name, each in splits.items()}
-            says = "Records at the left train few of their tokens."
+            says = "In records on the left, few of the tokens are trained."
             title = "Records by trained share"
             figures.append(share_figure("trained-share", title, says, shares, "records"))
             bins = {name: class_counts(dict(each.trained)) for name, each in splits.items()}
-            title, says = "Records by trained tokens", "How much of a record counts in the loss."
+            title, says = (
+                "Records by trained tokens",
+                "How many tokens of each record count in the loss.",
+            )
             measure = "trained tokens in a record"
             figures.append(length_histogram("trained-lengths", title, says, bins, measure, "split"))
         if sum(1 for _, n in turns if n) > 1:
@@ -353,15 +356,15 @@ def samples_section(
     if not num_packs:
         return ""
     packs = f"{counted(num_packs, 'pack')} with {counted(num_tokens, 'token')}"
-    note = note or f"{packs}, spread over the splits."
+    note = note or f"{packs}, taken from all splits."
     if not has_text:
         note += " The tokenizer is not available, so token IDs are shown."
     return section(
         "samples",
         "Samples",
-        f"<p class=quiet>{note} Hover over a token, click it, or use the arrow keys for its id.</p>"
-        "<div class=legend><i class=t>trained</i><i class=quiet>not trained</i>"
-        '<i class=s>special</i><i class="t s">special, trained</i>'
+        f"<p class=quiet>{note} Hover over a token, click it, or use the arrow keys to see its "
+        "ID.</p><div class=legend><i class=t>trained</i><i class=quiet>not trained</i><i "
+        'class=s>special</i><i class="t s">special, trained</i>'
         + '<i class="t w">trained, loss weight other than 1</i>'
         * has_weights
         + "</div>"
@@ -381,8 +384,8 @@ def recipe_section(manifest: Manifest) -> str:
     lineage = manifest.facts.lineage
     facts = [
         ("dataset", manifest.dataset),
-        ("version id", manifest.vid),
-        ("content id", manifest.content_id),
+        ("version ID", manifest.vid),
+        ("content ID", manifest.content_id),
         ("tokenizer", manifest.facts.provenance.tokenizer or lineage.tokenizer.class_name),
         ("tokenizer fingerprint", lineage.tokenizer.fingerprint),
     ]
@@ -421,7 +424,7 @@ def left_out_section(manifest: Manifest, measured: Measured) -> str:
     drawn = reasons_figure(
         "reasons",
         "Dropped and quarantined rows, by reason",
-        "Quarantined rows are bad. Dropped rows are good rows that a rule of the recipe left out.",
+        "Quarantined rows are bad. Dropped rows are valid but were left out because of a setting.",
         counts,
     )
     inner = "".join([*_quarantined(ledger, measured), *_dropped(manifest, measured)])
@@ -500,8 +503,8 @@ def quality_section(manifest: Manifest) -> str:
             rows.append([counter.replace("_", " "), *counts, says, named])
     columns = ("counter", *scopes, "they", "such as")
     none = [name.replace("_", " ") for name in QUALITY_COUNTERS if not found.dataset.get(name)]
-    caption = f"<p class=quiet>Of {counted(found.dataset.get('rows', 0), 'row')}."
-    caption += f" Found in no row: {html_text(', '.join(none))}." if none else ""
+    caption = f"<p class=quiet>{counted(found.dataset.get('rows', 0), 'row')} checked."
+    caption += f" Not found in any row: {html_text(', '.join(none))}." if none else ""
     caption += "</p>"
     spoken = [[name, number] for name, number in found.languages.items()]
     inner = table(columns, rows, "Text quality") if rows else ""

@@ -30,8 +30,8 @@ _NOT_INPUTS = ("labels", "shift_labels", "loss_weights", "seq_lengths", "record_
 
 _BLIND = "INCONCLUSIVE, no token affects later tokens of its own record"
 _WEIGHTS = (
-    "Weights of attention output or head that are zero hide every effect. Set them to other "
-    "values for the check, or check a trained model."
+    "If the weights of the attention output or of the head are zero, no effect is visible. Set "
+    "them to other values for the check, or check a trained model."
 )
 
 Record = tuple[int, int, int]
@@ -40,7 +40,7 @@ Record = tuple[int, int, int]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackingReport:
-    """Made by `check_packing`: its measurements, in units of logits."""
+    """Result of `check_packing`: its measurements, in units of logits."""
 
     max_difference: float
     """Largest |packed - alone| over all records."""
@@ -65,10 +65,10 @@ class PackingReport:
 
     @property
     def is_safe(self) -> bool:
-        """True if it is proven that no record sees another, and logits are the same as alone.
+        """True if no record sees another and its logits are the same as when it runs alone.
 
-        False if a logit is not finite, if no row contains two records, or if tokens do not even
-        respond to tokens of their own record.
+        False if a logit is not finite, if no row contains two records, or if tokens do not respond
+        even to tokens of their own record.
         """
         is_apart = self.max_difference <= self.tolerance and self.max_leak <= self.tolerance
         return is_apart and self.has_neighbours and not _is_blind(self)
@@ -217,7 +217,7 @@ def check_ranks(
     group: "ProcessGroup | None" = None,
     tolerance: float | None = None,
 ) -> RankReport:
-    """Change records on all ranks at once, and check that no logits of other records move.
+    """Change records on all ranks at once, and check that no logits of other records change.
 
     Call it on every rank of `group` with that rank's data, as in training: its batch for data
     parallelism, its part of every record for context parallelism. All ranks make the same number of

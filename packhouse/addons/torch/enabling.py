@@ -84,7 +84,7 @@ MaskMod = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], tor
 
 
 def packed_mask_mod(segments: torch.Tensor, sliding_window: int | None = None) -> MaskMod:
-    """Return a `mask_mod` for flex attention: causal, within a record, within the window.
+    """Return a `mask_mod` for flex attention: causal, within a record and within the window.
 
     Args:
         segments: record number of each token, int [batch, T] (`segment_ids`).
@@ -131,7 +131,7 @@ def block_causal_mask(
     dtype: torch.dtype = torch.float32,
     sliding_window: int | None = None,
 ) -> torch.Tensor:
-    """Return an additive mask [batch, 1, T, T]: 0 where query sees key, else the dtype's minimum.
+    """Return an additive mask [batch, 1, T, T]: 0 for visible keys, else the dtype's minimum.
 
     Args:
         segments: record number of each token, int [batch, T].
@@ -179,7 +179,7 @@ _GUARDED: dict[type[torch.nn.Module], tuple[Forward, list["PackingHandle"]]] = {
 
 
 class PackingHandle:
-    """Made by `enable_packing`. Undo it with `disable()`, or use it as a context manager."""
+    """Result of `enable_packing`. Undo it with `disable()`, or use it as a context manager."""
 
     def __init__(self) -> None:
         self._undo: list[Callable[[], None]] = []
@@ -215,7 +215,8 @@ def enable_packing(target: "torch.nn.Module | type | PretrainedConfig | str") ->
         A handle whose `disable()` undoes it.
 
     Raises:
-        ConfigError: the family, a layer type or the attention is not known to keep records apart.
+        ConfigError: the model family, a layer type or the attention is not known to keep records
+            apart.
 
     Example:
         >>> handle = enable_packing("llama")
@@ -232,7 +233,10 @@ def enable_packing(target: "torch.nn.Module | type | PretrainedConfig | str") ->
         for config in [each.config for each in decoders] or [getattr(target, "config", None)]:
             _check_config(config)
         if not decoders:
-            raise ConfigError(f"{type(target).__name__} has no decoder of its config's family")
+            raise ConfigError(
+                f"{type(target).__name__} has no decoder of the model family in its config. Pass "
+                "a Transformers model."
+            )
         for decoder in decoders:
             names = tuple(inspect.signature(decoder.forward).parameters)
             guard = functools.partial(_guard, names)  # not a lambda: a model may be pickled
@@ -285,13 +289,16 @@ def _check_config(config: "PretrainedConfig") -> None:
     family = getattr(config, "model_type", None)
     if family not in FAMILIES:
         raise ConfigError(
-            f"enable_packing does not know model type '{family}'; known: "
+            f"enable_packing does not support model type '{family}'; supported: "
             f"{', '.join(FAMILIES)}. If check_packing passes with use_cache=False and no "
             "attention_mask, the model works without it."
         )
     unknown = sorted(set(getattr(config, "layer_types", None) or ()) - _LAYERS)
     if unknown:
-        raise ConfigError(f"layers of type '{unknown[0]}' carry state across packed records")
+        raise ConfigError(
+            f"layers of type '{unknown[0]}' carry state across packed records. Use a model "
+            "without them, or do not pack."
+        )
     attention = config._attn_implementation
     if attention is not None and attention not in _ATTENTION:
         raise ConfigError(
@@ -418,8 +425,8 @@ def _refuse_packed_cache(positions: object, mask: object) -> None:
             is_packed = _is_packed(positions, mask[:, -length:])
     if is_packed:
         raise ContractError(
-            "a packed batch has past_key_values, which disable record boundaries. Leave them "
-            "out and set use_cache=False."
+            "a packed batch has past_key_values, which disable record boundaries. Remove them "
+            "and set use_cache=False."
         )
 
 
@@ -446,8 +453,8 @@ def _refuse_other_bounds(given: Mapping[str, Any], positions: Any, is_flash: boo
     names = [n for n in ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx") if given.get(n) is not None]
     if names and not isinstance(positions, torch.Tensor):
         raise ContractError(
-            f"{names[0]} came without position_ids, but attention separates records only by "
-            "position_ids. Use PackedCollator, which gives both."
+            f"the batch has {names[0]} without position_ids, but attention separates records only "
+            "by position_ids. Use PackedCollator, which provides both."
         )
     for name in names:
         value = given[name].to(positions.device)
@@ -463,7 +470,7 @@ def _refuse_other_bounds(given: Mapping[str, Any], positions: Any, is_flash: boo
                     longest is None or int(longest) >= int(bounds.diff().max())
                 )
         if not agrees:
-            raise ContractError(f"{name} and position_ids disagree where records end")
+            raise ContractError(f"{name} and position_ids disagree on where records end")
 
 
 def _refuse_lost_bounds(ids: Any, positions: Any, mask: object, is_training: bool) -> None:
@@ -500,7 +507,7 @@ def _refuse_mask(positions: torch.Tensor, mask: object, has_numbers: bool) -> No
     if not isinstance(mask, torch.Tensor) or mask.shape != positions.shape:
         raise ContractError(
             "a packed batch has its own attention_mask, which would replace the record "
-            "boundaries and the sliding window. Leave attention_mask out."
+            "boundaries and the sliding window. Remove attention_mask."
         )
     changes = torch.diff(mask.int(), dim=-1)
     if has_numbers:
@@ -600,7 +607,7 @@ def _whole_sides(row: Mapping[str, Any], max_length: int) -> dict[str, list[int]
         answer = row[f"{side}_ids"]
         ids = [*prompt, *answer]
         if len(ids) > max_length:
-            raise _too_short(max_length, len(ids), "a number over it")
+            raise _too_short(max_length, len(ids), "a larger number")
         columns |= {
             f"{side}_input_ids": ids,
             f"{side}_attention_mask": [1] * len(ids),

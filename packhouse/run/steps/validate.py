@@ -158,7 +158,7 @@ def jobs(recipe: Recipe, tokenizer: str) -> Iterator[Job[ValidateParameters]]:
             )
         if first is not source:
             raise ConfigError(
-                f"'{uri}' is in two sources, so its rows would count twice. If that is "
+                f"'{uri}' is in two sources, so its rows would be counted twice. If this is "
                 "intended, or `where` selects different rows, give each source its own `name`.",
                 uri=uri,
             )
@@ -254,10 +254,10 @@ def unread_texts(recipe: Recipe, shards: Sequence[TextOfShard]) -> list[str]:
         ignored = json.dumps([*source.ignored_fields, *names], ensure_ascii=False)
         option = shlex.quote(f"sources.{number}.ignored_fields={ignored}")
         said.append(
-            f"source '{source_name(source)}': nothing reads the text in {', '.join(shown)}"
-            f"{', ...' if len(names) > 20 else ''}. Read it with `fields` or `select`, or ignore "
-            f"it: --set {option} (in Python, pass the data as "
-            f'{{"path": ..., "ignored_fields": {ignored}}})'
+            f"source '{source_name(source)}': no setting reads the text in "
+            f"{', '.join(shown)}{', ...' if len(names) > 20 else ''}. Read it with `fields` or "
+            f'`select`, or ignore it: --set {option} (in Python, pass the data as {{"path": ..., '
+            f'"ignored_fields": {ignored}}})'
         )
     return said
 

@@ -48,7 +48,7 @@ class PackTally:
         >>> rows = [{"input_ids": [1, 2, 3]}, {"input_ids": [4, 5, 6, 7, 8]}]
         >>> packed = pack_dataset(rows, 4, over_length="drop", tally=tally)
         >>> print(tally)
-        2 rows of 8 tokens: 0 empty, 1 dropped, 0 cut to 0 pieces, 5 tokens lost
+        2 rows, 8 tokens: 0 empty, 1 dropped, 0 cut into 0 pieces, 5 tokens lost
     """
 
     num_rows: int = 0
@@ -67,7 +67,7 @@ class PackTally:
 
     def __str__(self) -> str:
         return (
-            f"{counted(self.num_rows, 'row')} of {counted(self.num_tokens, 'token')}: "
+            f"{counted(self.num_rows, 'row')}, {counted(self.num_tokens, 'token')}: "
             f"{self.num_empty:,} empty, {self.num_dropped:,} dropped, {self.num_cut:,} cut into "
             f"{counted(self.num_pieces, 'piece')}, {counted(self.num_lost_tokens, 'token')} lost"
         )

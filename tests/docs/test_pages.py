@@ -31,7 +31,7 @@ NEEDS = dict.fromkeys(("how-to/trl.md", "how-to/preferences.md"), ("trl", "accel
 NEEDS["how-to/renderers.md"] = ("renderers",)
 SAYS = {
     "how-to/keep-records-apart.md": "RECORDS SEE EACH OTHER",
-    "how-to/pack-in-memory.md": "5 rows of 12 tokens: 1 empty",
+    "how-to/pack-in-memory.md": "5 rows, 12 tokens: 1 empty",
     "how-to/megatron.md": "2 splits in one metadata.json\n240 [torch.Size([4, 240])",
 }
 # Run by test_tutorial.py and tests/chain/test_plugins.py.

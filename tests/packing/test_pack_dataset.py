@@ -58,14 +58,14 @@ def test_nothing_is_warned_of_where_nothing_is_cut():
 
 def test_bfd_loses_the_end_of_a_row_and_reports_it():
     tally = PackTally()
-    with pytest.warns(UserWarning, match="bfd cuts records.* 1 cut to 1 piece, 1 token lost"):
+    with pytest.warns(UserWarning, match="bfd cuts records.* 1 cut into 1 piece, 1 token lost"):
         assert packed(ROWS, 4, "bfd", tally=tally)["input_ids"] == [[1, 2, 3, 4], [6, 7]]
     assert (tally.num_cut, tally.num_pieces, tally.num_lost_tokens) == (1, 1, 1)
 
 
 def test_bfd_split_keeps_every_token_in_pieces_and_reports_it():
     tally = PackTally()
-    with pytest.warns(UserWarning, match="bfd_split cuts records.* 1 cut to 2 pieces, 0 tokens"):
+    with pytest.warns(UserWarning, match="bfd_split cuts records.* 1 cut into 2 pieces, 0 tokens"):
         assert packed(ROWS, 4, "bfd_split", tally=tally) == {
             "input_ids": [[1, 2, 3, 4], [6, 7, 5]],
             "seq_lengths": [[4], [2, 1]],

@@ -17,7 +17,7 @@ COMMANDS = {
     ),
     "plan": (
         "packhouse.addons.plan.command",
-        "Estimate the rows, tokens and packs from a recipe without running it.",
+        "Estimate the rows, tokens and packs of a recipe without running it.",
     ),
     "explain": (
         "packhouse.addons.plan.command",

@@ -50,7 +50,7 @@ def warning_of(damaged: Sequence[IntegrityError]) -> Iterator[None]:
 @click.argument("place", metavar="STORE[/DATASET]")
 @json_option()
 def ls(place: str, as_json: bool) -> None:
-    """List the datasets of a store, or the versions and refs of a dataset.
+    """List the datasets in a store, or the versions and refs of a dataset.
 
     If any are damaged, they are reported, the rest are listed, and the exit code is 5.
 

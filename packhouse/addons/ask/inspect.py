@@ -86,7 +86,7 @@ class _Wanted:
     "--records", "Print this many individual records instead of packs. [default: 5]", least=1
 )
 @click.option("--source", help="Print records from this source, or from `source/file`.")
-@number_option("--row", "Print the records of this row of a file (0-based).")
+@number_option("--row", "Print the records from this row of a file (0-based).")
 @click.option("--record", help="Print the record with this ID.")
 @click.option("--grep", metavar="TEXT", help="Print records that contain this text.")
 @click.option("--quarantined", is_flag=True, help="Print bad rows with their reasons.")

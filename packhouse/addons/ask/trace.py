@@ -242,7 +242,7 @@ Rows = list[dict[str, Any]]
 @click.command()
 @click.argument("target", metavar="STORE/DATASET[@REF]")
 @click.option("--reason", help="List only rows with this reason.")
-@click.option("--source", help="List only rows of this source or `source/file`.")
+@click.option("--source", help="List only rows from this source or `source/file`.")
 @number_option("--limit", "Number of rows to print per reason; 0 prints all.", default=5)
 @click.option(
     "--recipe", type=click.Path(), help="Recipe with the current paths of the source files."

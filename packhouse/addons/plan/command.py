@@ -93,7 +93,7 @@ def plan(recipe_path: str, overrides: tuple[str, ...], cache: Path, as_json: boo
 def explain(recipe_path: str, overrides: tuple[str, ...], cache: Path, as_json: bool) -> None:
     """Show which steps of RECIPE would run, which are cached, and what changed since the last run.
 
-    No step is run: the sources and the tokenizer are hashed and looked up in the cache.
+    No steps are run: the sources and the tokenizer are hashed and looked up in the cache.
 
     \b
     Example:

@@ -37,7 +37,7 @@ COMMANDS = {
     ),
     "stats": (
         "packhouse.addons.ask.sql",
-        "Show the record and token counts of a version, and record lengths.",
+        "Show the record counts, token counts and record lengths of a version.",
     ),
     "inspect": ("packhouse.addons.ask.inspect", "Print packs with trained tokens highlighted."),
     "report": (

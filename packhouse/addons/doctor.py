@@ -62,7 +62,7 @@ class Check:
 
 @click.group()
 def doctor() -> None:
-    """Check before a run that a store works, or that the cache has enough free space.
+    """Before a run, check that a store works or that the cache has enough free space.
 
     \b
     Example:

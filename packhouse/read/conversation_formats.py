@@ -524,8 +524,8 @@ def _answer_alone(side: Conversation, num_before: int, name: str) -> Conversatio
     if not before:
         raise BadRowError("no_prompt", f"{name} has no prompt")
     if [turn[0] for turn in answer] != ["assistant"]:
-        roles = ", ".join(turn[0] for turn in answer) or "nothing"
-        detail = f"after the prompt, {name} must have one assistant turn, got {roles[:100]}"
+        roles = ", ".join(turn[0] for turn in answer) or "none"
+        detail = f"{name} must have one assistant turn after the prompt; its roles: {roles[:100]}"
         raise BadRowError("not_one_answer", detail)
     *_, weight, part_weights = answer[0]
     if weight not in (None, 1) or part_weights is not None:

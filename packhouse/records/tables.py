@@ -238,9 +238,12 @@ def check_columns(artefact: str, table: pa.Table, schema: pa.Schema) -> None:
         for expected in schema:
             index = table.schema.get_field_index(expected.name)
             if index < 0 or not table.schema.field(index).equals(expected):
-                got = _type(table.schema.field(index)) if index >= 0 else "nothing"
+                fault = "is missing"
+                if index >= 0:
+                    fault = f"has type '{_type(table.schema.field(index))}'"
                 raise ContractError(
-                    f"{artefact}: column '{expected.name}' must be {_type(expected)}, got {got}"
+                    f"{artefact}: column '{expected.name}' must have type '{_type(expected)}', "
+                    f"but it {fault}"
                 )
         raise ContractError(f"{artefact}: columns must be {schema.names}, got {table.schema.names}")
     for field in schema:

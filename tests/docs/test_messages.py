@@ -73,7 +73,7 @@ DETAILS = {
     "ends_on_tool": "the last message is a tool result, so the answer to it is missing",
     "no_prompt": "chosen has no prompt",
     "prompt_differs": "chosen is a conversation whose prompt differs from the row's prompt",
-    "not_one_answer": "after the prompt, completion must have one assistant turn, got user",
+    "not_one_answer": "completion must have one assistant turn after the prompt; its roles: user",
     "same_answers": "the chosen and rejected answers are identical",
     "weight": "the answer in chosen has a loss weight",
     "empty_prompt": "the prompt (message 0) is empty: a user turn without text",
@@ -113,7 +113,7 @@ MESSAGES = {
         "0). Set pack.over_length to 'drop', 'truncate_turns' or 'window', or raise "
         "pack.seq_len."
     ),
-    "ContractError": "dropped: column 'source' must be string not null, got nothing",
+    "ContractError": "dropped: column 'source' must have type 'string not null', but it is missing",
     "EmptyRowError": "row 0 has no tokens. Remove empty rows.",
     "VersionNotFoundError": (
         "store 'TMP/store' has no datasets. Pass STORE/DATASET, where STORE is the recipe's "

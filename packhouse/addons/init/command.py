@@ -95,8 +95,8 @@ def init(
 
     DATA can be files, folders, globs or URIs (s3://, gs://, az://, hf://). `init` shows sample rows
     with trained tokens in green and asks for confirmation. If the rows can be read in several ways,
-    or some text would be lost, it writes no recipe. Instead, it lists each way with the command
-    that selects it, and exits with code 7.
+    or some text would be lost, it does not write a recipe. Instead, it lists each way with the
+    command that selects it, and exits with code 7.
 
     \b
     Example:

@@ -68,7 +68,7 @@ class PackTally:
     def __str__(self) -> str:
         return (
             f"{counted(self.num_rows, 'row')} of {counted(self.num_tokens, 'token')}: "
-            f"{self.num_empty:,} empty, {self.num_dropped:,} dropped, {self.num_cut:,} cut into "
+            f"{self.num_empty:,} empty, {self.num_dropped:,} dropped, {self.num_cut:,} cut to "
             f"{counted(self.num_pieces, 'piece')}, {counted(self.num_lost_tokens, 'token')} lost"
         )
 

@@ -242,7 +242,7 @@ def _pause(store: ObjectStore, wanted: Pause, retry: RetryPolicy) -> float:
     if left < 0:
         raise wanted.cause
     if retry.is_logged and isinstance(wanted.cause, TransientError):
-        text = "store '%s' does not respond (%s): attempt %d in %.1f s, giving up in %.0f s"
+        text = "store '%s' does not respond (%s): attempt %d in %.1f s, giving up %.0f s after that"
         log.warning(text, store.uri, wanted.cause, wanted.attempt + 2, delay, left)
     time.sleep(delay)
     return started

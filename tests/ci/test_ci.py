@@ -325,7 +325,7 @@ def test_who_waits_for_a_store_is_told_of_each_try(place, monkeypatch):
     assert done.exit_code == 6
     told = re.findall(
         r"store 's3://nowhere/x' does not respond \(s3://nowhere/x/demo/refs/latest.json: .*\): "
-        r"attempt (\d+) in \d\.\d s, giving up in \d s\n",
+        r"attempt (\d+) in \d\.\d s, giving up \d s after that\n",
         done.stderr,
     )
     assert [int(number) for number in told] == list(range(2, 2 + len(told))) != []

@@ -816,7 +816,7 @@ def test_a_no_at_the_terminal_writes_nothing(project, monkeypatch):
     result = CliRunner().invoke(cli, arguments, input="n\n")
 
     assert result.exit_code == 1
-    assert "Right? Write recipe.yaml?" in result.output
+    assert "Is this right? Write recipe.yaml?" in result.output
     assert not Path("recipe.yaml").exists()
 
 

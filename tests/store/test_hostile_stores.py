@@ -475,7 +475,7 @@ def test_publishers_write_no_manifest_that_readers_refuse(store, tmp_path):
 def test_a_receipt_names_only_files_that_a_step_writes(tmp_path, files):
     receipt = {"step": "s", "key": "k", "files": files, "facts": {}, "seconds": 0.1}
     data = canonical(receipt | {"digest": sha256(receipt)})
-    with pytest.raises(IntegrityError, match="is not valid"):
+    with pytest.raises(IntegrityError, match="is invalid"):
         parse_receipt(data, "s", "k", tmp_path)
     folder = tmp_path / "s" / "k"
     folder.mkdir(parents=True)

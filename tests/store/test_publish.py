@@ -62,7 +62,7 @@ def test_files_removed_from_a_version_are_restored(store, tmp_path):
 def test_other_bytes_at_the_same_version_id_are_an_alarm(store, tmp_path):
     publish_version(store, "tiny", "aaaa", [pack_file(tmp_path)], FACTS, "latest")
 
-    with pytest.raises(ConflictError, match=r"not deterministic.*Differs in: files"):
+    with pytest.raises(ConflictError, match=r"not deterministic.*Differences: files"):
         publish_version(store, "tiny", "aaaa", [pack_file(tmp_path, 9)], FACTS | {"content_id": ""})
     with pytest.raises(ConflictError, match="rows are equal"):
         publish_version(store, "tiny", "aaaa", [pack_file(tmp_path, 9)], FACTS)

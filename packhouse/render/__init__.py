@@ -25,7 +25,7 @@ from packhouse.tokenize.encoders import TokenizerSnapshot, TokenLimit, ends_of
 
 __all__ = ["VERSION", "Rendered", "Renderer", "WindowRule", "make_renderer"]
 
-VERSION = 2
+VERSION = 3
 """Version of rendering. Raise it when the text, spans or counts of any rows change."""
 
 MAX_ENGINES = 8

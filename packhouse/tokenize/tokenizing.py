@@ -86,7 +86,7 @@ from packhouse.tokenize.offsets import (
 )
 from packhouse.tokenize.pretokenized import GIVEN_VERSION
 
-VERSION = 1
+VERSION = 2
 """Raise it when the same text would give other ids or ranges."""
 
 _SLICE_BYTES = 8 * 2**20

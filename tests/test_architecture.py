@@ -3,6 +3,7 @@
 import ast
 import doctest
 import importlib
+import re
 import subprocess
 import sys
 import zipfile
@@ -48,8 +49,8 @@ def test_every_public_object_has_an_example_that_runs(name):
     public = getattr(packhouse, name)
     module = importlib.import_module(public.__module__)
     found = doctest.DocTestFinder(recurse=False).find(public, name, module=module)
-    is_made_for_users = "Made by `" in public.__doc__  # that function has the example
-    assert is_made_for_users or [example for test in found for example in test.examples]
+    is_result = re.search("(Returned by|Result of) `", public.__doc__)  # see that function
+    assert is_result or [example for test in found for example in test.examples]
     assert public.__doc__.splitlines()[0].endswith((".", ":", "?"))
 
 

@@ -88,7 +88,7 @@ def test_a_plan_shows_the_result_and_publishes_nothing(place):
     assert not (place / "store" / "demo").exists()
     page = (place / "s.md").read_text()
     assert page.startswith("### packhouse plan: demo\n")
-    assert "the ref is at nothing yet. 294 rows, 29,487 tokens" in page
+    assert "the ref does not exist yet. Size: 294 rows, 29,487 tokens" in page
     assert "| tokenize | 2 of 2 |" in page
     assert facts(place)["outcome"] == "planned"
 

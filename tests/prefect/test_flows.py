@@ -121,7 +121,7 @@ def newest(key):
 def test_a_refresh_publishes_then_does_nothing_until_a_source_changes(place, cache, monkeypatch):
     first = refresh(place, cache)
     version = ref(place)
-    assert first.message == f"'latest' moved from nothing to {version}"
+    assert first.message == f"'latest' now points to {version}"
 
     from tasks import steps
 

@@ -117,16 +117,16 @@ class CiJob:
 
 def plan_markdown(facts: PlanFacts) -> str:
     """Return the plan as markdown for a comment on a pull request."""
-    now = f"`{facts.current}`" if facts.current else "nothing yet"
+    ref = f"points to `{facts.current}`" if facts.current else "does not exist yet"
     lines = [
         f"### packhouse plan: {facts.dataset}",
-        f"`{facts.version_id}`; the ref is at {now}. {facts.estimate.totals}.",
+        f"`{facts.version_id}`; the ref {ref}. Size: {facts.estimate.totals}.",
     ]
     if facts.current and facts.current.startswith(f"{facts.version_id}."):
         return "\n".join([*lines, "", "**Nothing changed**: only the gates are checked.", ""])
     lines += ["", *markdown_table(*facts.estimate.by_source())]
     ready = [(step, f"{done:,} of {jobs:,}") for step, (done, jobs) in facts.cached.items()]
-    lines += ["", *markdown_table(("step", "done already"), ready)]
+    lines += ["", *markdown_table(("step", "already done"), ready)]
     if facts.sources:
         lines += ["", "Sources since the ref's version:", ""]
         lines += [f"- {what}: {markdown_code(name)}" for name, what in facts.sources.items()]

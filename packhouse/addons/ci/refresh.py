@@ -300,7 +300,8 @@ def finish_refresh(
     else:
         outcome = "published"
         command = ""
-        said = f"'{found.ref}' moved from {found.current or 'nothing'} to {prepared.version}"
+        moved = f"moved from {found.current} to" if found.current else "now points to"
+        said = f"'{found.ref}' {moved} {prepared.version}"
     # If the ref is held, some gate must fail; if no limit did, `publish` does.
     is_shown = outcome != "held" or any(gate.outcome == "failed" for gate in gates)
     publish = GateResult(name="publish", outcome="passed" if is_shown else "failed", detail=said)

@@ -300,7 +300,10 @@ def _with_bad_id(batch):
     ("spoil", "said"),
     [
         (_with_bad_id, r"packed row 0: input_ids\[0\] = -1 is outside the vocabulary"),
-        (lambda batch: batch.drop_columns(["label"]), "packed: column 'label' must be int64"),
+        (
+            lambda batch: batch.drop_columns(["label"]),
+            "packed: column 'label' must have type 'int64'",
+        ),
     ],
     ids=["a value", "a column"],
 )

@@ -472,7 +472,7 @@ def _or_a_name(schema: dict[str, Any]) -> None:
 
 
 class PublishConfig(Section):
-    """Where the version is published, and in which files."""
+    """Destination and files of the published version."""
 
     store: Uri = "./store"
     """Root of the store: a folder or `s3://bucket/prefix`."""

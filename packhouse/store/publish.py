@@ -215,7 +215,7 @@ def publish_version(
     files: Sequence[LocalFile],
     facts: Mapping[str, object],
     ref: str | None = None,
-    limits: PublishConfig = PublishConfig(),  # noqa: B008 - frozen
+    limits: PublishConfig = PublishConfig(),  # noqa: B008 - frozen, so calls can share it
     tokenizer: Callable[[], bytes] | None = None,
     by: str | None = None,
 ) -> PublishedVersion:

@@ -19,7 +19,7 @@ SECTIONS = (
     "Rules for rows",
     "How records are packed",
     "Which records go to the eval split",
-    "Where the version is published, and in which files",
+    "Destination and files of the published version.",
 )
 """Descriptions of the recipe's sections, in the recipe's order."""
 

@@ -220,6 +220,24 @@ def test_a_fault_between_the_answers_of_a_joined_record_is_counted(marked, qwen3
     assert numbers(found) == (2, 1, 2)
 
 
+@pytest.mark.parametrize(("can_be_plain", "num_right"), [(False, 1), (True, 0)])
+def test_a_thinking_prompt_is_right_only_if_no_answer_can_follow_the_other(
+    can_be_plain, num_right, qwen3, tmp_path
+):
+    """The row has no reasoning, and its text follows the prompt that asks for some."""
+    empty = "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}"
+    template = tmp_path / "chat.jinja"
+    template.write_text(
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+        + (f"{{% if loop.last and m.role == 'assistant' %}}{empty}{{% endif %}}" * can_be_plain)
+        + "{{ m.content }}<|im_end|>\n{% endfor %}"
+        + f"{{% if add_generation_prompt %}}<|im_start|>assistant\n{empty}{{% endif %}}"
+    )
+    planted = Planted(ASK_1 + ANSWER_1, ASKED[:2], qwen3)
+    planted.config = FormatConfig(template=str(template))
+    assert numbers(audited(planted, "whole")) == (1, num_right, 1)
+
+
 def test_faults_that_only_ids_show(qwen3):
     def change(**changes):
         record = Planted(ALONE, ASKED, qwen3)

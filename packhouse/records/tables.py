@@ -328,14 +328,14 @@ def _quarantined(table: pa.Table) -> Rules:
     for name in ("row", "byte_offset", "raw_size"):
         yield f"{name} is below 0", _below(table[name], 0)
     yield "step is unknown", ~_mask(pc.is_in(table["step"], value_set=_ROW_STEPS))
-    yield "reason is not a known code", _unlike(table["reason"], _CODE)
+    yield "reason is not a valid code", _unlike(table["reason"], _CODE)
     yield "detail is empty", _below(pc.binary_length(table["detail"]), 1)
     yield "raw_sha256 is not 64 hex digits", _unlike(table["raw_sha256"], _HEX64)
 
 
 def _dropped(table: pa.Table) -> Rules:
     yield "row is below 0", _below(table["row"], 0)
-    yield "reason is not a known code", _unlike(table["reason"], _CODE)
+    yield "reason is not a valid code", _unlike(table["reason"], _CODE)
     yield "detail is empty", _below(pc.binary_length(table["detail"]), 1)
 
 

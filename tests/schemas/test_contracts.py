@@ -70,7 +70,7 @@ BREACHES = [
     ("quarantined", "row", [-1], "row is below 0"),
     ("quarantined", "byte_offset", [-1], "byte_offset is below 0"),
     ("quarantined", "step", ["pack"], "step is unknown"),
-    ("quarantined", "reason", ["Not a code"], "reason is not a known code"),
+    ("quarantined", "reason", ["Not a code"], "reason is not a valid code"),
     ("quarantined", "detail", [""], "detail is empty"),
     ("quarantined", "raw_sha256", ["0"], "raw_sha256 is not 64 hex"),
 ]

@@ -393,9 +393,9 @@ def _refresh_page(recipe: Recipe, refreshed: Refreshed) -> list[str]:
 def _how_to_promote(place: str, dataset: str, ref: str, version: str) -> list[str]:
     return [
         f"- compare first: {markdown_code(f'packhouse diff {place}@{ref} {version}')}",
-        "- in Prefect: run the deployment `promote/promote-version` with dataset "
-        f"{markdown_code(dataset)}, version {markdown_code(version)}, ref {markdown_code(ref)}, "
-        "and the store of this run",
+        "- in Prefect: resume this run if it is paused, or run `promote/promote-version` with "
+        f"dataset {markdown_code(dataset)}, version {markdown_code(version)}, "
+        f"ref {markdown_code(ref)}, and the store of this run",
         f"- in a shell: {markdown_code(f'packhouse ref set {place} {ref} {version}')}",
     ]
 

@@ -103,8 +103,10 @@ def _on_failure(flow: Any, flow_run: FlowRun, state: State[Any]) -> None:
 def _tag_outcome(flow: Any, flow_run: FlowRun, state: State[Any]) -> None:
     """Tag a failed, crashed or cancelled run with its state, even if it ended early."""
     dataset = _dataset_of(flow_run) or flow_run.parameters.get("dataset")
+    # The hook of a cancelled run is called while the run is still Cancelling.
+    outcome = "cancelled" if state.is_cancelling() else str(state.name).lower()
     with get_client(sync_client=True) as client:
-        tags = tags_with(client.read_flow_run(flow_run.id).tags, outcome=str(state.name).lower())
+        tags = tags_with(client.read_flow_run(flow_run.id).tags, outcome=outcome)
         flow_run.tags = sorted({*tags, *([f"dataset:{dataset}"] if dataset else [])})
         client.update_flow_run(flow_run.id, tags=flow_run.tags)
 

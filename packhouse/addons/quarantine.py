@@ -342,7 +342,10 @@ def retry(
         if as_json:
             echo(json.dumps({"rows": len(rows), "file": str(edit)}))
         else:
-            echo(f"{counted(len(rows), 'row')} in {edit}. Fix `raw`, then pass the file as --from.")
+            echo(
+                f"{counted(len(rows), 'row')} in {edit}. Fix `raw`, then run this again with "
+                f"`--from {edit} --out FOLDER` instead of --edit."
+            )
         return
     if out is None:
         raise ConfigError("Pass --edit FILE, or --out FOLDER (with --from FILE).")

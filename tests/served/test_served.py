@@ -269,6 +269,7 @@ def test_a_cancelled_run_leaves_nothing_and_two_of_one_dataset_queue(served, hel
 
     assert served.set_state(first, "CANCELLING")[0] in (200, 201)
     assert served.wait(first)["type"] == "CANCELLED"
+    assert "outcome:cancelled" in served.call(f"/flow_runs/{first}")[1]["tags"]
     assert served.processes(first) == []
     assert not (served.store / "cancelled").exists()
     (held / "hold-cancelled-files").unlink()

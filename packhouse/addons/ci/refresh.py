@@ -21,6 +21,7 @@ from packhouse.auditing.gate import check_audit
 from packhouse.errors import PackhouseError, VersionNotFoundError
 from packhouse.read.files import find_files
 from packhouse.recipe import PublishConfig, Recipe
+from packhouse.recipe.source import ROW_FORMATS
 from packhouse.records.gates import GateResult
 from packhouse.records.ledger import check_quarantine
 from packhouse.records.reasons import ROW_STEPS
@@ -401,6 +402,7 @@ def _listed_key(recipe: Recipe) -> str | None:
             "template": template.read_text("utf-8") if is_file and template.is_file() else None,
             "tokenizer": fingerprint_tokenizer(recipe.tokenizer),
             "engines": ENGINE_VERSIONS,
+            "formats": sorted(ROW_FORMATS),
             "libraries": library_versions(ALL_LIBRARIES),
             "python": list(sys.version_info[:2]),
         }

@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 
 from packhouse.errors import ContractError, IntegrityError, PackhouseError
 from packhouse.pack.layout import trained_tokens
+from packhouse.records.tables import DROPPED, QUARANTINED, RECORDS
 from packhouse.store.manifest import Manifest
 from packhouse.store.read import check_rows, read_batches
 
@@ -40,24 +41,22 @@ _OF_BOTH = {
     **_OF_TOKENS,
 }
 
+
+def _columns_of(schema: pa.Schema) -> dict[str, pa.DataType]:
+    """Return the columns of a published table: names as text, integers as 64 bits."""
+    kinds = {field.name: field.type for field in schema}
+    for name, kind in kinds.items():
+        if pa.types.is_dictionary(kind):
+            kinds[name] = _TEXT
+        elif pa.types.is_integer(kind):
+            kinds[name] = _NUMBER
+    return {"number": _NUMBER, **kinds}
+
+
 TABLES: Mapping[str, Mapping[str, pa.DataType]] = {
-    "records": {
-        "number": _NUMBER,
-        **{"record_id": _TEXT, "source": _TEXT, "row": _NUMBER, "group_key": _TEXT},
-        **{"split": _TEXT, "outcome": _TEXT, "num_tokens": _NUMBER, "times": _NUMBER},
-        **{"repeats": _TEXT, "num_trained": _NUMBER, "total_weight": pa.float64()},
-        **{"label": _NUMBER, "pack": _NUMBER, "position": _NUMBER},
-    },
-    "dropped": {
-        "number": _NUMBER,
-        **{"source": _TEXT, "row": _NUMBER, "reason": _TEXT, "detail": _TEXT},
-    },
-    "quarantine": {
-        "number": _NUMBER,
-        **{"source": _TEXT, "row": _NUMBER, "byte_offset": _NUMBER, "step": _TEXT},
-        **{"reason": _TEXT, "detail": _TEXT, "raw_size": _NUMBER, "raw_sha256": _TEXT},
-        "raw": pa.binary(),
-    },
+    "records": _columns_of(RECORDS),
+    "dropped": _columns_of(DROPPED),
+    "quarantine": _columns_of(QUARANTINED),
     "packs": {
         **_OF_BOTH,
         "num_sequences": _NUMBER,

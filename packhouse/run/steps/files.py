@@ -29,9 +29,9 @@ from packhouse.pack.gather import GatherTally
 from packhouse.pack.layout import preference_names, published_schema, to_layout
 from packhouse.recipe import PublishConfig, Recipe
 from packhouse.recipe.settings import ExportConfig
-from packhouse.records.tables import read_table, write_batches
+from packhouse.records.tables import RECORDS, read_table, write_batches
 from packhouse.registry import function_of_addon
-from packhouse.run.packed import RECORDS, read_packs, read_placed
+from packhouse.run.packed import read_packs, read_placed
 from packhouse.run.step import AnyJob, Job, JobContext, Step
 from packhouse.run.steps.format import FORMAT
 from packhouse.run.steps.pack import (

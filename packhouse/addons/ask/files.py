@@ -23,7 +23,7 @@ from packhouse.errors import ContractError, IntegrityError, PackhouseError
 from packhouse.pack.layout import trained_tokens
 from packhouse.records.tables import DROPPED, QUARANTINED, RECORDS
 from packhouse.store.manifest import Manifest
-from packhouse.store.read import check_rows, read_batches
+from packhouse.store.read import read_batches
 
 _ROWS = 2**16  # of lineage in a batch
 _BAD_ROWS = 2**8  # each may hold 64 KiB
@@ -102,8 +102,6 @@ class VersionFiles:
     """Manifest of the version; it may list no files."""
     taken: Mapping[str, list[str]] | None = None
     """Columns that were fetched, by table; None if all were."""
-    checks_packs: bool = False
-    """If true, read whole packs and check them as `verify` does; otherwise read what is needed."""
 
     @property
     def seq_len(self) -> int:
@@ -177,10 +175,7 @@ class FileTable:
         before = 0
         for path, split in self.files.files.get("data", []):
             start = first.get(split, 0)
-            names = None if self.files.checks_packs else columns
-            for batch in read_batches(path, names, max_rows=_PACKS):
-                if self.files.checks_packs:
-                    check_rows(batch, start, self.files.manifest)
+            for batch in read_batches(path, columns, max_rows=_PACKS):
                 if "record_ids" in columns and "record_ids" not in batch.schema.names:
                     raise ContractError(f"'{path.name}' has no record_ids")
                 try:

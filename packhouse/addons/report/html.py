@@ -342,9 +342,8 @@ def turns_figure(turns: Sequence[tuple[int, int]]) -> str:
     )
 
 
-def reasons_figure(name: str, title: str, says: str, counts: Iterable[tuple[str, str, int]]) -> str:
-    """Return a bar chart of (name, kind, count), such as rows and records by reason."""
-    rows = list(counts)
+def reasons_figure(rows: Sequence[tuple[str, str, int]]) -> str:
+    """Return a bar chart of (reason, kind, count)."""
     kinds = list(dict.fromkeys(kind for _, kind, _ in rows))
     values = [{"bin": reason, "of": kind, "n": n} for reason, kind, n in rows]
     spec = _spec(
@@ -360,7 +359,13 @@ def reasons_figure(name: str, title: str, says: str, counts: Iterable[tuple[str,
         },
     )  # fmt: skip
     return _figure(
-        name=name, title=title, says=says, spec=spec, columns=("reason", "", "number"), rows=rows
+        name="reasons",
+        title="Dropped and quarantined rows, by reason",
+        says="Quarantined rows are bad. Dropped rows are valid but were left out because of a "
+        "setting.",
+        spec=spec,
+        columns=("reason", "", "number"),
+        rows=rows,
     )
 
 

@@ -570,6 +570,10 @@ def tiles(pairs: Iterable[tuple[str, str, str]]) -> str:
     return f"<dl class=tiles>{''.join(boxes)}</dl>"
 
 
+PASSED, FAILED = "\u2713", "\u2717"
+"""A cell that begins with one of these signs has its color."""
+
+
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], caption: str) -> str:
     """Return a table with right-aligned numbers. Wide tables scroll on their own."""
     cells = [[*map(_cell, row)] for row in rows]
@@ -591,6 +595,7 @@ def _cell(value: object) -> str:
     text = f"{value:,}" if is_number else "" if value is None else str(value)
     is_number = is_number or re.fullmatch(r"[0-9.,]+%", text) is not None
     kind = " class=number" if is_number else " class=wide" * (len(text) > 25)
+    kind = {PASSED: " class=good", FAILED: " class=bad"}.get(text[:1], kind)
     return f"<td{kind}>{html_text(text)}</td>"
 
 

@@ -11,6 +11,8 @@ import numpy as np
 
 from packhouse.addons.ask.samples import is_of_classes
 from packhouse.addons.report.html import (
+    FAILED,
+    PASSED,
     class_counts,
     details,
     flow_figure,
@@ -543,22 +545,13 @@ def audit_section(manifest: Manifest) -> str:
     except AuditError as error:
         # A failed limit raises, but the error has the results of all limits.
         results = error.gates
-    body = ""
+    rows = []
     for gate in results:
         name = gate.name.removeprefix("audit.").removeprefix("max_").removeprefix("min_")
-        good = gate.outcome == "passed"
-        body += (
-            f"<tr><td>{html_text(name.replace('_', ' '))}</td>"
-            f"<td class={'good' if good else 'bad'}>{'&#10003; ' if good else '&#10007; '}"
-            f"{gate.outcome}</td><td class=number>{gate.shown_value}</td>"
-            f'<td>{gate.shown_limit}</td><td class="quiet{" wide" * (len(gate.detail) > 60)}">'
-            f"{html_text(gate.detail)}</td></tr>"
-        )
-    head = "<th scope=col>".join(["", "check", "result", "found", "limit", "count"])
-    inner = (
-        '<div class=scroll role=group tabindex=0 aria-label="Audit"><table><caption class=hidden>'
-        f"Audit</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
-    )
+        outcome = f"{PASSED if gate.outcome == 'passed' else FAILED} {gate.outcome}"
+        found = gate.shown_value, gate.shown_limit, gate.detail
+        rows.append((name.replace("_", " "), outcome, *found))
+    inner = table(("check", "result", "found", "limit", "count"), rows, "Audit")
     line = inference_line(manifest.audit)
     caption = f"<p class=quiet>{html_text(line[:1].upper() + line[1:])}.</p>" if line else ""
     return section("audit", "Audit", caption, inner)

@@ -20,6 +20,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from packhouse.cli import COMMANDS, cli
+from packhouse.read.row_formats import row_formats
 from packhouse.read.where_select import FUNCTION_GROUPS, text_function
 from packhouse.recipe import Recipe
 from packhouse.recipe.audit import QUALITY_COUNTERS
@@ -254,6 +255,27 @@ def commands_page() -> str:
     return MADE + "\n".join(lines)
 
 
+def row_formats_page() -> str:
+    """Return the fields of every row format."""
+    lines = [
+        "# Row formats\n",
+        "Fields of each row format and the names that are recognized. A source's [`fields`]"
+        "(recipe.md#sourcesfields) maps other names to the first one. [Read your own data format]"
+        "(../how-to/own-format.md) shows rows.\n",
+        "| format | required fields | optional fields |\n|---|---|---|",
+    ]
+    for name, known in row_formats().items():
+        fields = [
+            "; ".join(
+                " or ".join(f"`{each}`" for each in names) for names in some.values() if names
+            )
+            for some in (known.required, known.optional)
+        ]
+        if fields[0]:
+            lines.append(f"| `{name}` | {fields[0]} | {fields[1]} |")
+    return MADE + "\n".join(lines) + "\n"
+
+
 def reasons_page() -> str:
     """Return every reason code with its remedy."""
     lines = [
@@ -408,6 +430,7 @@ def functions_page() -> str:
 PAGES = {
     "functions.md": functions_page,
     "recipe.md": recipe_page,
+    "row-formats.md": row_formats_page,
     "commands.md": commands_page,
     "reasons.md": reasons_page,
     "api.md": api_page,

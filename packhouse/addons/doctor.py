@@ -40,7 +40,6 @@ from packhouse.store.objects import (
     open_store,
 )
 from packhouse.store.protocol import ask, read, run
-from packhouse.store.s3 import S3Store
 from packhouse.system.disks import CachePlace, check_cache, find_cache, temporary_folder
 from packhouse.system.terminal import print_table
 
@@ -195,8 +194,6 @@ def examine(store: ObjectStore, *, num_races: int = 50, num_racers: int = 16) ->
         "damaged upload": _damaged_upload,
         "clock": _clock,
     }
-    if store.uri.startswith("s3://"):  # only S3 has multipart uploads
-        trials["aborted upload"] = _aborted_upload
     checks = []
     with guard.probe_folder(store) as folder:
         for name, trial in trials.items():
@@ -325,20 +322,6 @@ def _damaged_upload(store: ObjectStore, key: str) -> str:
         except (IntegrityError, TransientError):
             return "uploads that do not match their checksum are refused"
     raise _WarningError("damaged uploads are accepted, so publishing compares ETags instead")
-
-
-def _aborted_upload(store: ObjectStore, key: str) -> str:
-    """Check that readers cannot see a multipart upload that was not completed."""
-    assert isinstance(store, S3Store)
-    where = {"Bucket": store.bucket, "Key": store.prefix + key}
-    with store._request(key):
-        upload = store._client.create_multipart_upload(**where)["UploadId"]
-        store._client.upload_part(**where, UploadId=upload, PartNumber=1, Body=b"x" * 5 * 2**20)
-    expect(not store.list(key), "an incomplete upload is listed")
-    expect(run(store, read(key)) is None, "an incomplete upload can be read")
-    with store._request(key):
-        store._client.abort_multipart_upload(**where, UploadId=upload)
-    return "unfinished and aborted uploads are invisible"
 
 
 def _clock(store: ObjectStore, _: str) -> str:

@@ -41,7 +41,7 @@ from packhouse.errors import ConfigError, IntegrityError, VersionNotFoundError
 from packhouse.load.versions import cache_folder, preference_columns, read_rows, verified_file
 from packhouse.pack.layout import IGNORE_INDEX, preference_names
 from packhouse.pack.plan import round_up
-from packhouse.recipe.settings import NO_NPY, ExportConfig, ExportFormat
+from packhouse.recipe.settings import ExportConfig, ExportFormat
 from packhouse.records.lists import count_up, flat_list, list_array
 from packhouse.run.step import JobContext
 from packhouse.run.steps.files import (
@@ -127,8 +127,6 @@ def export_version(
         >>> sorted(export_version(opened, "trl", folder / "out", cache=folder).files)
         ['train.parquet']
     """
-    if export_format == "npy":
-        raise ConfigError(NO_NPY)
     if export_format not in FORMATS:
         near = near_name(export_format, FORMATS) or f"; known: {', '.join(FORMATS)}"
         raise ConfigError(f"unknown export format '{export_format}'{near}")

@@ -17,7 +17,6 @@ one: point them to the same cache folder instead.
 """
 
 import itertools
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -59,25 +58,8 @@ from packhouse.tokenize.encoders import decode
 MIRRORED_KINDS = ("data", "card")
 """Kinds of files that may leave the store; others may contain raw rows."""
 
-_REPO = re.compile(r"hf://datasets/([A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})")
 _MAX_TRIES = 5
 _CLIENTS = ("httpx", "httpx2", "httpcore", "httpcore2")  # of the Hub's client
-
-
-def parse_hub_uri(uri: str) -> str:
-    """Return the repository id of `hf://datasets/org/name`.
-
-    Example:
-        >>> parse_hub_uri("hf://datasets/acme/alpaca-packed")
-        'acme/alpaca-packed'
-
-    Raises:
-        ConfigError: the address has another form.
-    """
-    match = _REPO.fullmatch(uri)
-    if match is None:
-        raise ConfigError(f"'{uri}' is not a dataset repository. Expected hf://datasets/ORG/NAME.")
-    return match[1]
 
 
 def mirror_to_hub(opened: OpenVersion, uri: str) -> str:
@@ -96,7 +78,7 @@ def mirror_to_hub(opened: OpenVersion, uri: str) -> str:
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
     from huggingface_hub.errors import HfHubHTTPError
 
-    repo, api = parse_hub_uri(uri), HfApi()
+    repo, api = uri.removeprefix("hf://datasets/"), HfApi()  # the recipe admits no other form
     with _translated(uri), temporary_folder("hub") as folder:
         api.create_repo(repo, repo_type="dataset", private=True, exist_ok=True)
         wanted = [entry for entry in opened.manifest.files if entry.kind in MIRRORED_KINDS]
@@ -276,7 +258,6 @@ def copy_version(opened: OpenVersion, uri: str, recipe: Recipe) -> str:
     return str(log_to_wandb(opened, project, decode=as_text, files=bool(files))["artifact"])
 
 
-_SUFFIXES = (".arrow", ".parquet", ".json", ".jsonl", ".zst", ".md", ".html", ".mds", ".msgpack")
 _RECEIPT = "receipt.json"
 # Keep retries short, because a mirror only saves time. Its notes report what it skipped.
 _RETRY = RetryPolicy(deadline_s=2, is_logged=False)
@@ -297,11 +278,10 @@ class StepMirror:
     ```
 
     Before a step, missing results are fetched; after it, new results are written. Fetched steps are
-    verified like local ones: the digest of the receipt, and the size and sha256 of each file. Only
-    known file types (`_SUFFIXES`) are fetched, and nothing is ever unpickled. Anyone with write
-    access could still store wrong results with valid digests, so give untrusted runs read-only
-    credentials. Nothing is ever deleted from a mirror; use a lifecycle rule of the bucket to expire
-    objects.
+    verified like local ones: the digest of the receipt, and the size and sha256 of each file.
+    Nothing is ever unpickled. Anyone with write access could still store wrong results with valid
+    digests, so give untrusted runs read-only credentials. Nothing is ever deleted from a mirror;
+    use a lifecycle rule of the bucket to expire objects.
 
     A mirror only saves time, so no run fails because of it. After the first failure (no answer
     within 2 seconds of retries, no such bucket, access denied), the run continues without it.
@@ -315,7 +295,6 @@ class StepMirror:
     """Problems with the mirror; each of them only costs time."""
     fetched: list[str] = field(default_factory=list)
     """Steps fetched from the mirror, as `step/key`."""
-    written: list[str] = field(default_factory=list)
     is_used: bool = True
     """False after a failure: the mirror is neither read nor written any more."""
     is_written: bool = True
@@ -366,7 +345,6 @@ class StepMirror:
                 steps = ask(ObjectStore.put_create, f"{folder}/{name}", body)
                 with suppress(PreconditionFailedError):  # equal keys have equal content
                     run(self.store, steps, retry=_RETRY)
-            self.written.append(folder)
         except StoreError as error:  # a read-only key, as untrusted jobs have
             with self._lock:
                 if self.is_written and self.is_used:
@@ -415,8 +393,6 @@ class StepMirror:
             return False
         receipt = parse_receipt(raw, step, key, work)
         names = sorted(receipt.files)
-        if other := [name for name in names if not name.endswith(_SUFFIXES)]:
-            raise IntegrityError(f"'{folder}' contains '{other[0]}', which no step writes")
         for name in names:
             steps = download(f"{folder}/{name}", work / name, receipt.files[name].size)
             run(self.store, steps, retry=_RETRY)

@@ -28,7 +28,7 @@ import yaml
 from packhouse.cli.options import cache_option, json_option, number_option
 from packhouse.errors import ConfigError, IntegrityError, PackhouseError, QuarantineLimitError
 from packhouse.read import SourceShard, read_shard, scan_source
-from packhouse.read.delimited import parse_delimited
+from packhouse.read.delimited import DELIMITERS, parse_delimited
 from packhouse.read.files import source_name
 from packhouse.read.row_formats import row_format_of, row_formats
 from packhouse.read.streams import lines_of_rows, place_of
@@ -50,7 +50,6 @@ from packhouse.system.terminal import echo, print_note, print_text
 from packhouse.system.wording import counted, near_files, rows_and_records
 from packhouse.system.worker import stream_from_worker
 
-_DELIMITERS = {"csv": ",", "csv_semicolon": ";", "tsv": "\t"}
 _REPLACEMENT = "\ufffd"
 
 
@@ -151,9 +150,9 @@ def _from_delimited(raw: str, file: str, config: SourceConfig) -> object:
     """Parse a CSV or TSV record into an object with the file's header; return other text as is."""
     shards = {shard.file: shard for shard in _shards_of(config.model_dump_json())}
     shard = shards.get(file)
-    if shard is None or shard.file_format not in _DELIMITERS:
+    if shard is None or shard.file_format not in DELIMITERS:
         return raw
-    delimiter = _DELIMITERS[shard.file_format]
+    delimiter = DELIMITERS[shard.file_format]
     records = parse_delimited(raw.encode(), shard.header or (), delimiter, len(raw.encode()) + 1)
     return records.rows[0] if len(records.rows) == 1 and not records.failures else raw
 

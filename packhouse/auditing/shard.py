@@ -497,7 +497,7 @@ def audit_records(read: Read, num_records: int) -> dict[str, Any]:
     Ids and groups are compared by their leading 64 bits.
 
     Args:
-        read: returns the named columns of all records in batches, schema `run.packed.LINEAGE`,
+        read: returns the named columns of all records in batches, schema `tables.LINEAGE`,
             each time in the same order; dropped records are ignored.
         num_records: maximum number of records.
 

@@ -17,4 +17,5 @@ __all__ = [
 ]
 
 VERSION = 4
-"""Part of cache keys. Raise it when the same bytes would give other rows, reasons or order."""
+"""Part of cache keys. Raise it when the same bytes would give other rows, reasons or order, except
+for a new row format: keys of `auto` and `mixed` sources have the names of all formats."""

@@ -10,8 +10,8 @@ import csv
 import io
 import re
 from collections import Counter
+from dataclasses import dataclass
 from itertools import chain
-from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ from packhouse.read.records import MAX_BAD_ROWS, Failure, Ints, Records, Rows, t
 from packhouse.read.row_formats import MESSAGE_FIELDS
 from packhouse.read.tabular import MAX_COLUMNS
 from packhouse.read.text_files import TextFile, filled_lines
+from packhouse.recipe.source import FileFormat
 
 MAX_RECORDS = 2**22
 """Records in a shard. Each takes 600 bytes of memory, but may take only two bytes of the file, as
@@ -34,10 +35,15 @@ _REMOVE = "; remove the spaces before quotes, because a quoted value begins with
 csv.field_size_limit(2**29)  # by default, Python refuses fields over 131,072 characters
 
 
-class CommaFile(TextFile):
-    """CSV: records end at newlines outside quotes; the first record names the columns."""
+DELIMITERS: dict[FileFormat, str] = {"csv": ",", "csv_semicolon": ";", "tsv": "\t"}
+"""Spreadsheets write semicolons in locales with a decimal comma."""
 
-    delimiter: ClassVar[str] = ","
+
+@dataclass(eq=False)
+class DelimitedFile(TextFile):
+    """CSV or TSV: records end at newlines outside quotes; the first record names the columns."""
+
+    delimiter: str = ","
 
     def begin(self, *, at_end: bool) -> bool:
         """Read the header."""
@@ -132,18 +138,6 @@ class CommaFile(TextFile):
         return parse_delimited(data, self.header or (), self.delimiter, max_row_bytes)
 
 
-class SemicolonFile(CommaFile):
-    """CSV as spreadsheets write it in locales with a decimal comma."""
-
-    delimiter = ";"
-
-
-class TabFile(CommaFile):
-    """TSV."""
-
-    delimiter = "\t"
-
-
 def parse_delimited(
     data: bytes, header: tuple[str, ...], delimiter: str, max_row_bytes: int
 ) -> Records:
@@ -225,7 +219,7 @@ def _parse_record(piece: bytes, width: int, delimiter: str) -> list[str] | tuple
         return "csv", f"the row cannot be parsed: {error}"
     if len(rows) != 1:
         return "csv", "the row has a bare carriage return or an open quote"
-    is_spaced = re.search(rf'(?:^|{delimiter}) +"', text) is not None
+    is_spaced = re.search(rf'(?:^|{re.escape(delimiter)}) +"', text) is not None
     if len(rows[0]) != width:
         why = f"the row has {len(rows[0])} fields, but the header has {width}"
         return "fields", why + (_REMOVE if is_spaced else "")

@@ -1,8 +1,7 @@
 """Find the format of rows, and turn rows into conversations.
 
 A format is one object. Formats that share code are in `conversation_formats` and `text_formats`;
-any other is the `FORMAT` of its file. `read/faq_format.py`, whose name `faq` is in `RowFormatName`
-(`packhouse.recipe.source`):
+any other is the `FORMAT` of its file, which has its name. `read/faq_format.py`:
 
     @dataclass(frozen=True, kw_only=True)
     class Faq(RowFormat):
@@ -30,7 +29,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 from itertools import chain
-from typing import Any, ClassVar, TypeAlias, get_args
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import orjson
@@ -51,7 +50,7 @@ from packhouse.read.chat_messages import (
 from packhouse.read.records import Ints, Records, Rows, unwrapped
 from packhouse.recipe import SourceConfig
 from packhouse.recipe.settings import check_arguments
-from packhouse.recipe.source import RowFormatName
+from packhouse.recipe.source import DETECTED, ROW_FORMATS
 from packhouse.records.messages import Answers, assemble
 from packhouse.records.tables import MESSAGE
 from packhouse.system.plugins import BadRowError, Plugin, find_plugin
@@ -291,7 +290,7 @@ def row_formats() -> dict[str, RowFormat]:
     from packhouse.read.text_formats import TEXT_FORMATS
 
     together = CONVERSATION_FORMATS | TEXT_FORMATS | {"mixed": Mixed(required={})}
-    own_files = [name for name in get_args(RowFormatName) if name not in ("auto", *together)]
+    own_files = [name for name in ROW_FORMATS if name not in ("auto", *together)]
     # Formats in separate files come first: their rows may also fit a broader one, such as `text`.
     return {
         name: import_module(f"packhouse.read.{name}_format").FORMAT for name in own_files
@@ -421,7 +420,7 @@ def check_fields(config: SourceConfig) -> None:
     """
     if config.format != "auto" and config.format not in row_formats():  # any name of a plug-in
         return
-    is_any = config.format in ("auto", "mixed")
+    is_any = config.format in DETECTED
     formats = row_formats().values() if is_any else [row_formats()[config.format]]
     known = {name for each in formats for name in (*each.required, *each.optional)}
     known |= {*_OF_MESSAGES, *OPTIONS}

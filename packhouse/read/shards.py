@@ -7,14 +7,15 @@ records and finds the cuts. It needs memory for two shards at most.
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from packhouse.errors import SourceError
-from packhouse.read.delimited import CommaFile, SemicolonFile, TabFile
+from packhouse.read.delimited import DELIMITERS, DelimitedFile
 from packhouse.read.file_formats import BOM, Compression, compression_of, format_of
 from packhouse.read.files import (
     SourceFile,
@@ -50,13 +51,11 @@ from packhouse.recipe import SourceConfig, ValidateConfig
 from packhouse.recipe.source import FileFormat
 from packhouse.registry import function_of_addon
 
-TEXT_FILES: dict[FileFormat, type[TextFile]] = {
+TEXT_FILES: dict[FileFormat, Callable[..., TextFile]] = {
     "jsonl": LinesFile,
     "json": ArrayFile,
     "objects": ObjectsFile,
-    "csv": CommaFile,
-    "csv_semicolon": SemicolonFile,
-    "tsv": TabFile,
+    **{name: partial(DelimitedFile, delimiter=sign) for name, sign in DELIMITERS.items()},
 }
 
 MAX_SHARD_BYTES = 32 * 2**20

@@ -26,7 +26,7 @@ from packhouse.recipe.settings import (
     ValidateConfig,
     is_renderer,
 )
-from packhouse.recipe.source import RowFormatName, SourceConfig
+from packhouse.recipe.source import ROW_FORMATS, SourceConfig
 from packhouse.system.escaping import PAGE_STYLE, html_table, html_text
 from packhouse.system.plugins import Plugin, find_plugin
 
@@ -180,7 +180,7 @@ def plugins_of(recipe: Recipe) -> list[Plugin]:
     Raises:
         ConfigError: A plug-in is not installed or cannot be used; see `find_plugin`.
     """
-    formats = {source.format for source in recipe.sources}.difference(get_args(RowFormatName))
+    formats = {source.format for source in recipe.sources}.difference(ROW_FORMATS)
     strategies = {recipe.pack.strategy}.difference(get_args(Strategy))
     return [
         *(find_plugin("row_formats", name) for name in sorted(formats)),

@@ -424,11 +424,6 @@ Target = Annotated[
 
 ExportFormat = Literal["trl", "axolotl", "megatron", "mds", "msgpack", "jsonl", "arrow"]
 
-NO_NPY = (
-    "packed .npy files are pickles, which can run code when loaded, and Megatron-Bridge will stop "
-    "reading them. Export to 'megatron', its packed Parquet format"
-)
-
 MAX_SHARDS = 10_000
 
 
@@ -445,13 +440,6 @@ class ExportConfig(Section):
     @classmethod
     def _of_a_name(cls, value: object) -> object:
         return {"format": value} if isinstance(value, str) else value
-
-    @field_validator("format", mode="before")
-    @classmethod
-    def _is_no_pickle(cls, name: object) -> object:
-        if name == "npy":
-            raise ValueError(NO_NPY)
-        return name
 
     @model_validator(mode="after")
     def _has_no_shards_of_its_own(self) -> Self:
@@ -485,8 +473,7 @@ class PublishConfig(Section):
 
     also: list[Target] = []
     """Additional targets: `hf://datasets/ORG/NAME`, `wandb://PROJECT`. W&B receives tables of text
-    and the manifest, and with `wandb://PROJECT?files=true` also the packed files. That target can
-    also be written as `{wandb: {project: PROJECT, files: true}}`."""
+    and the manifest, and with `wandb://PROJECT?files=true` also the packed files."""
 
     keep_tokenizer: bool = True
     """Keep a copy of the tokenizer in the store, shared by all versions, so that any machine can
@@ -531,15 +518,6 @@ class PublishConfig(Section):
     report: bool = True
     """Publish `report.html` with the version: one page with charts and samples, 1 to 3 MB."""
 
-    @field_validator("also", mode="before")
-    @classmethod
-    def _as_addresses(cls, also: object) -> object:
-        """Turn `{wandb: {project: P, files: true}}` into an address, alone or in a list."""
-        targets = [also] if isinstance(also, dict) else also
-        if not isinstance(targets, list):
-            return also
-        return [_address(target) for target in targets]
-
     @field_validator("exports")
     @classmethod
     def _each_once(cls, exports: list[ExportConfig]) -> list[ExportConfig]:
@@ -550,24 +528,3 @@ class PublishConfig(Section):
                 f"exports lists '{twice[0]}' more than once with different shard counts. Keep one"
             )
         return [named[name] for name in sorted(named)]
-
-
-def _address(target: object) -> object:
-    """Return the address of a W&B target; return any other target unchanged.
-
-    Example:
-        >>> _address({"wandb": {"project": "sft", "files": True}})
-        'wandb://sft?files=true'
-
-    Raises:
-        ValueError: The target is a mapping, but not a W&B target.
-    """
-    if not isinstance(target, dict):
-        return target
-    settings: Any = target.get("wandb")
-    is_files = settings.get("files", False) if isinstance(settings, dict) else None
-    if type(is_files) is not bool or {*target, *settings} - {"wandb", "project", "files"}:
-        raise ValueError(
-            "unknown target. Write {wandb: {project: NAME, files: true}}, or an address"
-        )
-    return f"wandb://{settings.get('project', 'packhouse')}" + "?files=true" * is_files

@@ -1,13 +1,14 @@
 """The `sources` section of a recipe: files of raw rows and how to read them."""
 
-from typing import Annotated, Any, Literal, get_args
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, field_validator
 
 from packhouse.recipe.settings import Name, Role, Section, Uri
 from packhouse.system.plugins import NameOf
 
-RowFormatName = Literal[
+ROW_FORMATS = (
     "auto",
     "alpaca",  # instruction, input, output
     "prompt_completion",  # prompt, completion
@@ -25,9 +26,16 @@ RowFormatName = Literal[
     "pairs",  # prompt, chosen, rejected: both answers
     "kto",  # prompt, completion, label: good or bad
     "squad",  # context, question, answers; or a list of paragraphs with these
-    "tokenized",  # input_ids, and labels or a mask
     "mixed",  # the format is detected for each row
-]
+    *sorted(
+        file.stem.removesuffix("_format")
+        for file in (Path(__file__).parents[1] / "read").glob("*_format.py")
+    ),
+)
+"""Names of row formats. Those after `mixed` are in separate files: `read/<name>_format.py`."""
+
+DETECTED = ("auto", "mixed")
+"""Names with which packhouse finds the format of rows, among all formats."""
 
 FileFormat = Literal[
     "json",
@@ -73,7 +81,7 @@ class SourceConfig(Section):
     name: Name | None = None
     """Name in lineage and statistics. Default: the file name without extensions."""
 
-    format: Annotated[str, NameOf("row_formats", get_args(RowFormatName))] = "auto"
+    format: Annotated[str, NameOf("row_formats", ROW_FORMATS)] = "auto"
     """Row format, or the name of a plug-in. `auto` checks every row and refuses a file with mixed
     formats; it does not detect plug-in formats. `mixed` detects the format of each row."""
 

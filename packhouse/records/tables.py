@@ -146,6 +146,35 @@ PACKED = pa.schema(
     ]
 )
 
+# What happened to each record.
+OUTCOMES = pa.schema(
+    [
+        pa.field("split", pa.dictionary(pa.int8(), pa.string()), nullable=False),
+        pa.field("outcome", pa.dictionary(pa.int8(), pa.string()), nullable=False),
+        # Packed tokens of one copy; for a dropped record, its full length.
+        pa.field("num_tokens", pa.int32(), nullable=False),
+        pa.field("times", pa.int32(), nullable=False),  # copies in packs; 0: dropped
+        # What a dropped record matches: id of another record, or row of a benchmark.
+        pa.field("repeats", pa.string()),
+    ]
+)
+
+# Lineage, one row per record: its raw row, its split and its outcome.
+LINEAGE = pa.schema([*_ORIGIN, _GROUP, *OUTCOMES])
+
+# Lineage as published, with the place of the record's first copy in the packs (null if it is in
+# none), so that most queries on a version read no packs.
+RECORDS = pa.schema(
+    [
+        *LINEAGE,
+        pa.field("num_trained", pa.int32()),  # trained tokens of this copy
+        pa.field("total_weight", pa.float64()),  # sum of the loss weights of these tokens
+        _LABEL,
+        pa.field("pack", pa.int64()),  # number of the pack in its split
+        pa.field("position", pa.int32()),  # place of its first token in the pack
+    ]
+)
+
 
 def write_table(path: Path, table: pa.Table) -> None:
     """Write a table as an uncompressed Arrow IPC file, which can be mapped instead of loaded."""

@@ -24,34 +24,14 @@ from packhouse.recipe import PackConfig, Recipe
 from packhouse.records.ledger import RowCounts
 from packhouse.records.lists import flat_weights, one_chunk, read_ranges
 from packhouse.records.pairs import as_sequences
-from packhouse.records.tables import TOKENIZED, read_table
+from packhouse.records.tables import LINEAGE, OUTCOMES, RECORDS, read_table
 from packhouse.run.cache import Receipt, Workspace
-from packhouse.run.steps.pack import OUTCOMES, PackFacts, Side
+from packhouse.run.steps.pack import PackFacts, Side
 from packhouse.run.steps.tokenize import TOKENIZE
 from packhouse.system.arrays import Int64s
 
 _NOT_PACKED = ["source", "row", "group_key"]
 
-# Lineage, one row per record: its raw row, its side and its outcome.
-LINEAGE = pa.schema(
-    [
-        *(TOKENIZED.field(name) for name in ("record_id", "source", "row", "group_key")),
-        *OUTCOMES,
-    ]
-)
-
-# Lineage as published, with the place of the record's first copy in the packs (null if it is in
-# none), so that most queries on a version read no packs.
-RECORDS = pa.schema(
-    [
-        *LINEAGE,
-        pa.field("num_trained", pa.int32()),  # trained tokens of this copy
-        pa.field("total_weight", pa.float64()),  # sum of the loss weights of these tokens
-        TOKENIZED.field("label"),
-        pa.field("pack", pa.int64()),  # number of the pack in its split
-        pa.field("position", pa.int32()),  # place of its first token in the pack
-    ]
-)
 _TRAINED = ["trained_ranges", "range_weights", "label"]
 
 

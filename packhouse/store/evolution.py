@@ -14,9 +14,9 @@ tenth of the records would have to move to another bin.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from packhouse.recipe import PublishConfig
 from packhouse.records.gates import GateOutcome, GateResult
@@ -99,6 +99,56 @@ class Drift:
             ('length drift is 0.3000; the limit is 0.2500',)
         """
         return tuple(each.detail for each in self.results(limits) if each.outcome == "failed")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RefChange:
+    """What readers of a ref would notice if it moved from its current version to another one."""
+
+    current: str
+    """Version that the ref points to."""
+    drift: Drift
+    breaking: tuple[str, ...]
+    """Schema changes that would break readers."""
+
+    @classmethod
+    def of(cls, old: Manifest, new: Manifest, **more: Any) -> Self:
+        """Compare the version of the ref with another one; `more` are fields of a subclass."""
+        drift, breaking = measure_drift(old, new), tuple(breaking_changes(old, new))
+        return cls(current=old.version, drift=drift, breaking=breaking, **more)
+
+    def reasons(self, limits: PublishConfig) -> tuple[str, ...]:
+        """Return why the ref may not move, one sentence each."""
+        breaking = () if limits.allow_breaking_schema else self.breaking
+        would = (f"readers of {self.current} would break: {what}" for what in breaking)
+        return (*would, *self.drift.beyond(limits))
+
+
+def schema_gate(changes: Sequence[str], detail: str) -> GateResult:
+    """Return the result of the gate `schema`."""
+    outcome: GateOutcome = "failed" if changes else "passed"
+    return GateResult(name="schema", outcome=outcome, value=len(changes), limit=0, detail=detail)
+
+
+def ref_gates(limits: PublishConfig, ref: str, change: RefChange | None) -> list[GateResult]:
+    """Return the results of the gates that a version must pass before the ref moves to it.
+
+    Args:
+        limits: Publish settings of the recipe.
+        ref: Name of the ref.
+        change: Difference from the version that it points to; None if there is no other version.
+    """
+    if change is None:
+        detail = f"'{ref}' has no other version to compare with"
+        return [
+            GateResult(name=name, outcome="not reached", detail=detail)
+            for name in ("schema", "drift")
+        ]
+    schema = schema_gate(change.breaking, "; ".join(change.breaking))
+    if limits.allow_breaking_schema:
+        detail = "publish.allow_breaking_schema is set"
+        schema = GateResult(name="schema", outcome="not reached", detail=detail)
+    return [schema, *change.drift.results(limits)]
 
 
 def breaking_changes(old: Manifest, new: Manifest) -> list[str]:

@@ -58,11 +58,6 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 # No segment begins with a dot, so none is `..`. Limited to 200 characters, because `fetch` adds a
 # suffix for partial copies, and filesystems allow 255.
 _KEY = re.compile(r"[a-z]+(/[A-Za-z0-9_][A-Za-z0-9._-]{0,199})+")
-# `data/train-00000-of-00008-0a1b2c3d4e5f.parquet`
-_SHARD = re.compile(
-    r"(data|records|quarantine|dropped)/(.+)-([0-9]{5,9})-of-([0-9]{5,9})-([0-9a-f]{12})"
-    r"(\.[A-Za-z0-9]+)?"
-)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -385,8 +380,7 @@ class Manifest:
     """A committed version. Equal manifests have equal bytes, except for `provenance`.
 
     Raises:
-        ConfigError: A name, number or fact is not valid, two files have the same path, or a file
-            of a numbered series is missing.
+        ConfigError: A name, number or fact is not valid, or two files have the same path.
 
     Example:
         >>> manifest = Manifest(dataset="tiny", vid="abcd", generation=0, files=())
@@ -420,28 +414,12 @@ class Manifest:
         if type(self.generation) is not int or not 0 <= self.generation < 10**9:
             raise ConfigError("generation is not an integer from 0 to 999,999,999")
         _ = self.facts  # refuses facts of a wrong type
-        if self.schema and self.schema_fingerprint != schema_fingerprint(self.schema):
-            raise ConfigError("schema_fingerprint does not match the schema")
         places = [entry.path.lower() for entry in self.files]  # some filesystems ignore case
         taken = set(places)
         # `data/a/b.parquet` makes `data` and `data/a` folders, so no file may have these names.
         folders = {place[:at] for place in taken for at, sign in enumerate(place) if sign == "/"}
         if len(taken) < len(places) or taken & folders:
             raise ConfigError("two files have the same path, or one path is a folder of another")
-        series: dict[tuple[str, str], list[tuple[int, int]]] = {}
-        for entry in self.files:
-            if entry.kind in TABLES:
-                shard = _SHARD.fullmatch(entry.key)
-                name = f"{entry.split}-{entry.source}" if entry.source else entry.split
-                if shard is None or shard[2] != name or shard[5] != entry.sha256[:12]:
-                    raise ConfigError(
-                        f"file {entry.key!r} does not have the form <split>-<n>-of-<total>-<sha256>"
-                    )
-                place = int(shard[3]), int(shard[4])
-                series.setdefault((entry.kind, entry.split), []).append(place)
-        for (kind, split), numbers in series.items():
-            if numbers != [(number, len(numbers)) for number in range(len(numbers))]:
-                raise ConfigError(f"{kind} files of split {split!r} are missing or out of order")
 
     @property
     def version(self) -> str:

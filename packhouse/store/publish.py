@@ -53,7 +53,7 @@ from packhouse.errors import (
 from packhouse.recipe import PublishConfig
 from packhouse.records.ledger import sum_by_reason
 from packhouse.store import layout
-from packhouse.store.evolution import Drift, breaking_changes, measure_drift
+from packhouse.store.evolution import RefChange
 from packhouse.store.guard import require_guarded
 from packhouse.store.manifest import (
     FACTS,
@@ -200,10 +200,8 @@ class PublishedVersion:
     """The ref after the call; None if none was given or it was held back."""
     ref_before: str | None = None
     """Version that the ref pointed to before the call."""
-    drift: Drift | None = None
-    """Distance from that version."""
-    breaking: tuple[str, ...] = ()
-    """Changes that would break readers of a version to which another publisher moved the ref."""
+    change: RefChange | None = None
+    """Difference from the ref's version; None if there is no other version to compare with."""
     held_back: tuple[str, ...] = ()
     """Why the ref was not moved, one sentence each."""
 
@@ -275,11 +273,7 @@ def publish_version(
         steps = publish_steps(draft, uploads, None if held_back else ref, keeper.may_move, note)
         result = run(store, steps)
     return replace(
-        result,
-        ref_before=keeper.ref_before,
-        drift=keeper.drift,
-        breaking=keeper.broken,
-        held_back=keeper.held_back,
+        result, ref_before=keeper.ref_before, change=keeper.change, held_back=keeper.held_back
     )
 
 
@@ -293,16 +287,14 @@ class _Gatekeeper:
     def __init__(self, draft: Manifest, limits: PublishConfig) -> None:
         self.draft = draft
         self.limits = limits
-        self.drift: Drift | None = None
-        self.broken: tuple[str, ...] = ()
+        self.change: RefChange | None = None
         self.ref_before: str | None = None
         self._seen: str | None = None
 
     @property
     def held_back(self) -> tuple[str, ...]:
         """Why the ref may not move, one sentence each."""
-        drifted = self.drift.beyond(self.limits) if self.drift else ()
-        return (*(f"readers of {self._seen} would break: {what}" for what in self.broken), *drifted)
+        return self.change.reasons(self.limits) if self.change else ()
 
     def first_look(self, ref: str) -> Steps[bool]:
         """Call `may_move` before anything is written.
@@ -313,12 +305,13 @@ class _Gatekeeper:
         current, _ = yield from read_ref_steps(self.draft.dataset, ref)
         self.ref_before = current.version if current else None
         may = yield from self.may_move(current)
-        if self.broken:
+        broken = self.change.breaking if self.change else ()
+        if broken and not self.limits.allow_breaking_schema:
             raise ContractError(
                 f"readers of '{self.draft.dataset}' at ref '{ref}' ({self._seen}) would break: "
-                f"{'; '.join(self.broken)}. Publish to another ref, then move '{ref}' with "
+                f"{'; '.join(broken)}. Publish to another ref, then move '{ref}' with "
                 "`packhouse ref set` when its readers are ready",
-                changes=list(self.broken),
+                changes=list(broken),
             )
         return may
 
@@ -326,7 +319,7 @@ class _Gatekeeper:
         """Return True if the ref may move from its current version to the draft."""
         if current is None or current.version == self._seen:
             return not self.held_back
-        self._seen, self.drift, self.broken = current.version, None, ()
+        self._seen, self.change = current.version, None
         # A ref that ever pointed to our version does not move, so there is nothing to compare. If
         # its current version was deleted, there are no readers to break.
         if any(layout.split_version(move.version)[0] == self.draft.vid for move in current.moves):
@@ -337,9 +330,7 @@ class _Gatekeeper:
             )
         except VersionNotFoundError:
             return True
-        self.drift = measure_drift(there, self.draft)
-        if not self.limits.allow_breaking_schema:
-            self.broken = tuple(breaking_changes(there, self.draft))
+        self.change = RefChange.of(there, self.draft)
         return not self.held_back
 
 
@@ -504,16 +495,10 @@ def draft_manifest(
     """Return the manifest of generation 0.
 
     Raises:
-        ConfigError: A fact is unknown or contains a credential.
+        ConfigError: A fact contains a credential.
     """
-    known = {*FACTS, "provenance", "schema"}
-    if unknown := sorted(set(facts) - known):
-        raise ConfigError(f"unknown facts {unknown}. Known: {sorted(known)}")
     plain = {name: value for name, value in facts.items() if name != "schema"}
-    try:
-        plain = json.loads(canonical_json(plain))  # as a reader will see it: lists, string keys
-    except (TypeError, ValueError) as error:  # NaN, bytes, a set, ...
-        raise ConfigError(f"a fact of the manifest is not plain JSON: {error}") from None
+    plain = json.loads(canonical_json(plain))  # as a reader will see it: lists, string keys
     _refuse_secrets(plain)
     schema = facts.get("schema")
     for path in (body.path for entry, body in uploads if entry.kind == "data"):

@@ -152,19 +152,6 @@ class S3Store(ObjectStore):
         date = answer["ResponseMetadata"]["HTTPHeaders"]["date"]
         return email.utils.parsedate_to_datetime(date).timestamp()
 
-    @override
-    def abort_uploads(self, older_than_s: float, *, dry_run: bool) -> int:
-        """Abort unfinished multipart uploads of other tools; packhouse uses single PUTs."""
-        uploads = self._pages("list_multipart_uploads", "Uploads", Prefix=self.prefix)
-        now = self.clock()
-        old = [u for u in uploads if now - u["Initiated"].timestamp() >= older_than_s]
-        for upload in () if dry_run else old:
-            with self._request(upload["Key"]):
-                self._client.abort_multipart_upload(
-                    Bucket=self.bucket, Key=upload["Key"], UploadId=upload["UploadId"]
-                )
-        return len(old)
-
     def _at(self, key: str) -> dict[str, str]:
         return {"Bucket": self.bucket, "Key": self.prefix + check_key(key)}
 

@@ -166,12 +166,7 @@ def _locked(folder: Path) -> Iterator[bool]:
 
 
 # A URI whose slashes are missing or were lost in a Path; `a:b/c` and `x/b:c` are folders.
-_URI = re.compile(
-    r"(?:^(?P<first>[a-z][a-z0-9+.-]+)"
-    r"|/(?P<inner>[a-z][a-z0-9+.-]+(?=:/)|s3|gs|gcs|az|abfss?|file)):",
-    re.I,
-)
-_SCHEMES = ("s3", "gs", "gcs", "az", "abfs", "abfss", "file")
+_URI = re.compile(r"(?:^|/)(?:[a-z][a-z0-9+.-]+(?=:/)|s3|gs|gcs|az|abfss?|file):", re.I)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -224,22 +219,13 @@ def check_cache(folder: Path) -> Path:
     """Return the cache folder if it exists or could be created; creates nothing.
 
     Raises:
-        ConfigError: It or a parent is a file, or it looks like a URI (`s3:bucket/steps`).
+        ConfigError: It or a parent is a file, or it is a URI (`s3:bucket/steps`).
     """
-    if found := _URI.search(str(folder)):
-        scheme = (found["first"] or found["inner"]).lower()
-        if scheme not in _SCHEMES and ":/" not in str(folder):
-            raise ConfigError(
-                f"cache '{folder}' looks like a URI with the unknown scheme '{scheme}:' (known: "
-                f"{', '.join(_SCHEMES)}). If it is a folder, use its absolute path"
-            )
-        # A Path has reduced the slashes to one.
-        slashes = "///" if scheme == "file" else "//"
-        rest = str(folder)[found.end() :].lstrip("/")
+    if _URI.search(str(folder)):
         raise ConfigError(
             f"cache '{folder}' is a URI, but a local folder is needed here. To use a mirror, pass "
-            f"'{scheme}:{slashes}{rest}' to --cache of `packhouse prepare` or `packhouse ci`, or "
-            "set PACKHOUSE_CACHE or PACKHOUSE_CACHE_MIRROR"
+            "its URI, such as s3://bucket/prefix, to --cache of `packhouse prepare` or `packhouse "
+            "ci`, or set PACKHOUSE_CACHE or PACKHOUSE_CACHE_MIRROR"
         )
     place = next(place for place in (folder, *folder.absolute().parents) if os.path.lexists(place))
     if not place.is_dir():

@@ -18,8 +18,7 @@ from packhouse.cli import cli
 from packhouse.errors import AuditError, EmptyDatasetError, QuarantineLimitError
 from packhouse.recipe import AuditConfig, PublishConfig
 from packhouse.records.ledger import LedgerLine, check_quarantine
-from packhouse.records.tables import PACKED
-from packhouse.run.packed import LINEAGE
+from packhouse.records.tables import LINEAGE, PACKED
 from packhouse.store import Drift, open_version
 from packhouse.store.manifest import read_audit
 from tests.audit.conftest import SUMS, Sums

@@ -65,11 +65,6 @@ def test_a_recipe_is_looked_at_before_anything_is_prepared(version, call, tmp_pa
     assert "checked the first rows of each source" in done.stderr
 
 
-def test_rows_outside_the_packs_are_shown_too(version, call):
-    assert "talks/talks.jsonl row 20, " in call("inspect", version.uri, "--dropped")
-    assert "talks/talks.jsonl row 21" in call("inspect", version.uri, "--quarantined")
-
-
 def test_every_token_of_a_pack_is_traced_to_its_row_and_back(version, call):
     pack = version.train[1]
     starts = [sum(pack["seq_lengths"][:n]) for n in range(len(pack["seq_lengths"]))]

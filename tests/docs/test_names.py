@@ -2,14 +2,14 @@
 
 import re
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
 from packhouse.pack import plan
 from packhouse.pack.plan import STRATEGIES
+from packhouse.read.conversation_formats import CONVERSATION_FORMATS
+from packhouse.read.text_formats import TEXT_FORMATS
 from packhouse.recipe import FormatConfig
-from packhouse.recipe.source import RowFormatName
 from packhouse.render import single_turn
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -26,7 +26,7 @@ def first_cells(text: str) -> set[str]:
 @pytest.mark.parametrize(
     ("text", "names"),
     [
-        (FORMATS.read_text(), set(get_args(RowFormatName)) - {"auto"}),
+        (FORMATS.read_text(), {*CONVERSATION_FORMATS, *TEXT_FORMATS, "mixed"}),
         ((DOCS / "packing.md").read_text(), set(STRATEGIES)),
         (plan.__doc__, set(STRATEGIES)),
     ],

@@ -229,7 +229,6 @@ def test_several_versions_are_written_in_one_call(cache, tmp_path):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("npy", "are pickles, which can run code when loaded.* Export to 'megatron'"),
         ("megatorn", "unknown export format 'megatorn'; did you mean 'megatron'"),
         ("csv", "unknown export format 'csv'; known: trl, axolotl, megatron, mds, msgpack, jsonl"),
     ],

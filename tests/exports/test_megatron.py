@@ -135,7 +135,6 @@ def test_a_glob_of_shards_reads_what_one_file_reads(opened, cache, tmp_path):
         ("megatron", 99, "rows, too few for 99 shards"),
         ("megatron", 0, "num_shards is 0"),
         ("mds", 2, "1 for mds"),
-        ("npy", 1, "are pickles.* Export to 'megatron'"),
     ],
 )
 def test_shards_and_formats_that_cannot_be_are_refused(

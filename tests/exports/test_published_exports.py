@@ -130,8 +130,6 @@ def test_more_shards_than_packs_stop_a_run_before_its_files_are_made(tmp_path):
 @pytest.mark.parametrize(
     ("exports", "message"),
     [
-        ("[npy]", "are pickles, which can run code when loaded.* Export to 'megatron'"),
-        ("[{format: npy}]", "are pickles"),
         ("[{format: mds, shards: 2}]", "mds chooses its own shards"),
         ("[{format: trl, shards: 0}]", r"exports.0.shards' must be at least 1"),
         ("[{format: trl, shards: 10001}]", r"exports.0.shards' must be at most 10,000"),

@@ -118,10 +118,10 @@ def test_drift_is_measured_from_manifests_and_can_hold_the_ref_back(store, tmp_p
     limits = PublishConfig(max_length_drift=0.3)
     done = publish(store, tmp_path, "bbbb", pack_table(9), facts=new, limits=limits)
 
-    assert done.drift.lengths == pytest.approx(0.4)
-    assert done.drift.sources == pytest.approx(0.3)
-    assert done.drift.trained == pytest.approx(0.1)
-    assert done.drift.quarantined == pytest.approx(0.04)
+    assert done.change.drift.lengths == pytest.approx(0.4)
+    assert done.change.drift.sources == pytest.approx(0.3)
+    assert done.change.drift.trained == pytest.approx(0.1)
+    assert done.change.drift.quarantined == pytest.approx(0.04)
     assert done.held_back == ("length drift is 0.4000; the limit is 0.3000",)
     assert done.ref is None
     assert load_ref(store, "tiny", "latest").version == "aaaa.g0"

@@ -5,9 +5,9 @@ import subprocess
 import sys
 
 import pytest
+from pydantic import ValidationError
 
-from packhouse.addons.mirrors import parse_hub_uri
-from packhouse.errors import ConfigError
+from packhouse.recipe import PublishConfig
 from packhouse.store import LocalFile, open_store, open_version, publish_version
 from tests.store.hub_server import HubServer
 from tests.store.versions import FACTS, pack_file
@@ -122,5 +122,5 @@ def test_a_refusal_names_the_token(hub, store, status, message):
 
 @pytest.mark.parametrize("uri", ["hf://datasets/name", "hf://models/a/b", "s3://a/b", "hf://a/b/c"])
 def test_an_invalid_dataset_repository(uri):
-    with pytest.raises(ConfigError, match="hf://datasets/ORG/NAME"):
-        parse_hub_uri(uri)
+    with pytest.raises(ValidationError):
+        PublishConfig(also=[uri])

@@ -7,7 +7,6 @@ import pytest
 
 from packhouse.addons.mirrors import log_to_wandb, text_rows
 from packhouse.errors import ConfigError
-from packhouse.recipe.settings import PublishConfig
 from packhouse.store import open_store, open_version, publish_version
 from tests.store.versions import FACTS, pack_file, pack_table, write_file
 
@@ -75,18 +74,3 @@ def test_a_missing_account_is_reported(opened, monkeypatch, offline):
 
 def is_table(path):
     return path.is_file() and path.read_bytes().startswith(b'{"_type": "table"')
-
-
-@pytest.mark.parametrize(
-    ("also", "written"),
-    [
-        ({"wandb": {"project": "sft", "files": True}}, ["wandb://sft?files=true"]),
-        (
-            [{"wandb": {"project": "sft"}}, "hf://datasets/a/b"],
-            ["wandb://sft", "hf://datasets/a/b"],
-        ),
-        ({"wandb": {"files": True}}, ["wandb://packhouse?files=true"]),
-    ],
-)
-def test_a_recipe_says_where_else_a_version_goes(also, written):
-    assert PublishConfig(also=also).also == written

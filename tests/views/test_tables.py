@@ -3,17 +3,13 @@
 import json
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 import packhouse
 from packhouse.addons.ask.diff import diff_versions
-from packhouse.addons.ask.files import VersionFiles
-from packhouse.addons.ask.query import find_records, open_views
-from packhouse.errors import ContractError
+from packhouse.addons.ask.query import find_records
 from packhouse.recipe import Recipe
 from packhouse.store import open_store, open_version, publish_version
-from packhouse.store.manifest import Manifest
 from tests.prepared import TOKENIZER
 from tests.store.versions import FACTS, pack_table, write_file
 
@@ -29,23 +25,6 @@ def prepared(folder, rows, row_format="auto", **settings):
     }
     recipe = Recipe.model_validate(recipe | settings)
     return packhouse.prepare(recipe, cache=folder / "cache", progress=False)
-
-
-def test_checked_packs_keep_to_the_contract_and_others_are_read_as_far_as_asked(tmp_path):
-    pq.write_table(pack_table(), tmp_path / "x.parquet")
-    short = Manifest(
-        dataset="tiny", vid="0000", generation=0, files=(), configuration={"pack": {"seq_len": 4}}
-    )
-    files = {"data": [(tmp_path / "x.parquet", "train")]}
-    query = "SELECT num_tokens FROM packs"
-    with open_views(VersionFiles(files=files, manifest=short)) as views:
-        assert views.rows(query)["num_tokens"].to_pylist() == [5, 2]
-    held = VersionFiles(files=files, manifest=short, checks_packs=True)
-    with (
-        pytest.raises(ContractError, match="has 5 tokens, more than seq_len 4"),
-        open_views(held) as views,
-    ):
-        views.rows(query)
 
 
 @pytest.mark.parametrize(

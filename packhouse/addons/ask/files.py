@@ -21,8 +21,9 @@ import pyarrow.compute as pc
 
 from packhouse.errors import ContractError, IntegrityError, PackhouseError
 from packhouse.pack.layout import trained_tokens
+from packhouse.records.tables import DROPPED, QUARANTINED, RECORDS
 from packhouse.store.manifest import Manifest
-from packhouse.store.read import check_rows, read_batches
+from packhouse.store.read import read_batches
 
 _ROWS = 2**16  # of lineage in a batch
 _BAD_ROWS = 2**8  # each may hold 64 KiB
@@ -40,24 +41,22 @@ _OF_BOTH = {
     **_OF_TOKENS,
 }
 
+
+def _columns_of(schema: pa.Schema) -> dict[str, pa.DataType]:
+    """Return the columns of a published table: names as text, integers as 64 bits."""
+    kinds = {field.name: field.type for field in schema}
+    for name, kind in kinds.items():
+        if pa.types.is_dictionary(kind):
+            kinds[name] = _TEXT
+        elif pa.types.is_integer(kind):
+            kinds[name] = _NUMBER
+    return {"number": _NUMBER, **kinds}
+
+
 TABLES: Mapping[str, Mapping[str, pa.DataType]] = {
-    "records": {
-        "number": _NUMBER,
-        **{"record_id": _TEXT, "source": _TEXT, "row": _NUMBER, "group_key": _TEXT},
-        **{"split": _TEXT, "outcome": _TEXT, "num_tokens": _NUMBER, "times": _NUMBER},
-        **{"repeats": _TEXT, "num_trained": _NUMBER, "total_weight": pa.float64()},
-        **{"label": _NUMBER, "pack": _NUMBER, "position": _NUMBER},
-    },
-    "dropped": {
-        "number": _NUMBER,
-        **{"source": _TEXT, "row": _NUMBER, "reason": _TEXT, "detail": _TEXT},
-    },
-    "quarantine": {
-        "number": _NUMBER,
-        **{"source": _TEXT, "row": _NUMBER, "byte_offset": _NUMBER, "step": _TEXT},
-        **{"reason": _TEXT, "detail": _TEXT, "raw_size": _NUMBER, "raw_sha256": _TEXT},
-        "raw": pa.binary(),
-    },
+    "records": _columns_of(RECORDS),
+    "dropped": _columns_of(DROPPED),
+    "quarantine": _columns_of(QUARANTINED),
     "packs": {
         **_OF_BOTH,
         "num_sequences": _NUMBER,
@@ -103,8 +102,6 @@ class VersionFiles:
     """Manifest of the version; it may list no files."""
     taken: Mapping[str, list[str]] | None = None
     """Columns that were fetched, by table; None if all were."""
-    checks_packs: bool = False
-    """If true, read whole packs and check them as `verify` does; otherwise read what is needed."""
 
     @property
     def seq_len(self) -> int:
@@ -178,10 +175,7 @@ class FileTable:
         before = 0
         for path, split in self.files.files.get("data", []):
             start = first.get(split, 0)
-            names = None if self.files.checks_packs else columns
-            for batch in read_batches(path, names, max_rows=_PACKS):
-                if self.files.checks_packs:
-                    check_rows(batch, start, self.files.manifest)
+            for batch in read_batches(path, columns, max_rows=_PACKS):
                 if "record_ids" in columns and "record_ids" not in batch.schema.names:
                     raise ContractError(f"'{path.name}' has no record_ids")
                 try:

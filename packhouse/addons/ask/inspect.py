@@ -4,7 +4,6 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from functools import partial
-from importlib import import_module
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -39,7 +38,7 @@ from packhouse.cli.tokens import (
 )
 from packhouse.read.files import source_name
 from packhouse.recipe.reading import is_recipe_path
-from packhouse.registry import COMMANDS, function_of_addon
+from packhouse.registry import function_of_addon
 from packhouse.run.cache import Workspace
 from packhouse.store import OpenVersion
 from packhouse.store.manifest import Manifest
@@ -89,8 +88,6 @@ class _Wanted:
 @number_option("--row", "Print the records from this row of a file (0-based).")
 @click.option("--record", help="Print the record with this ID.")
 @click.option("--grep", metavar="TEXT", help="Print records that contain this text.")
-@click.option("--quarantined", is_flag=True, help="Print bad rows with their reasons.")
-@click.option("--dropped", is_flag=True, help="Print dropped rows with their reasons.")
 @click.option("--tokenizer", help="Tokenizer folder, if the store has no copy of the tokenizer.")
 @cache_option("Cache folder.")
 @json_option("Print one line of JSON per pack or record.")
@@ -100,8 +97,6 @@ def inspect(
     packs: int,
     skip: int,
     pack: int | None,
-    quarantined: bool,
-    dropped: bool,
     tokenizer: str | None,
     cache: Path,
     as_json: bool,
@@ -122,15 +117,7 @@ def inspect(
       {+Split 61 into 60 and 1. ...<|im_end|>+}
     """
     chosen = _Wanted(**wanted)
-    if quarantined or dropped:
-        module = import_module(COMMANDS["quarantine" if quarantined else "dropped"][0])
-        command: click.Command = module.show if quarantined else module.dropped
-        # Built from command-line words, so that all other options get their defaults.
-        words = [target, "--cache", str(cache), *(["--json"] if as_json else [])]
-        parent = click.get_current_context()
-        with command.make_context(command.name, words, parent=parent) as context:
-            command.invoke(context)
-    elif is_recipe_path(target):
+    if is_recipe_path(target):
         rows, pipeline = _of_recipe(target, chosen, cache)
         if not rows:
             print_note("checked the first rows of each source, without those that `where` drops")

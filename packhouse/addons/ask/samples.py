@@ -67,7 +67,6 @@ def read_packs(
                 files = VersionFiles(
                     files={"data": [(path, split)]},
                     manifest=replace(opened.manifest, files=()),
-                    checks_packs=True,
                 )
                 rows = run_in_worker(  # a few compressed KB may expand to GB
                     partial(_read_rows, files, low - first, high - low),

@@ -21,6 +21,7 @@ from packhouse.auditing.gate import check_audit
 from packhouse.errors import PackhouseError, VersionNotFoundError
 from packhouse.read.files import find_files
 from packhouse.recipe import PublishConfig, Recipe
+from packhouse.recipe.source import ROW_FORMATS
 from packhouse.records.gates import GateResult
 from packhouse.records.ledger import check_quarantine
 from packhouse.records.reasons import ROW_STEPS
@@ -32,14 +33,14 @@ from packhouse.run.chain import Plan, Prepared, check_golden, plan_jobs, prepare
 from packhouse.run.inputs import read_recipe
 from packhouse.run.step import LocalRunner
 from packhouse.run.steps import ALL_LIBRARIES, ENGINE_VERSIONS
-from packhouse.run.steps.publish import configuration_of, ref_gates
-from packhouse.store import Drift, OpenVersion, load_ref, open_store, open_version, set_ref
+from packhouse.run.steps.publish import configuration_of
+from packhouse.store import OpenVersion, load_ref, open_store, open_version, set_ref
 from packhouse.store.evolution import (
     ManifestDiff,
-    breaking_changes,
+    RefChange,
     changed_settings,
     diff_manifests,
-    measure_drift,
+    ref_gates,
 )
 from packhouse.store.manifest import changed_manifest
 from packhouse.system.disks import check_cache, find_cache, read_checked, write_checked
@@ -90,14 +91,11 @@ class RefreshStatus:
         return (self.candidate or "").startswith(f"{self.version_id}.g")
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Change(RefChange):
     """How a version differs from the one that readers have, apart from its records."""
 
     diff: ManifestDiff
-    drift: Drift
-    breaking: list[str]
-    """Schema changes that would break readers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -177,7 +175,7 @@ def compare(recipe: Recipe, found: RefreshStatus, version: str) -> Change | None
     if old is None:
         return None
     ends = old.manifest, _open(recipe, found, version).manifest
-    return Change(diff_manifests(*ends), measure_drift(*ends), breaking_changes(*ends))
+    return Change.of(*ends, diff=diff_manifests(*ends))
 
 
 def open_current(recipe: Recipe, found: RefreshStatus) -> OpenVersion | None:
@@ -227,7 +225,8 @@ def unchanged(recipe: Recipe, found: RefreshStatus, cache: Path) -> Refreshed:
         raise type(error)(text, **known) from None
     with suppress(OSError):  # the cache is unused or read-only
         forget_tries(cache, found.version_id)
-    limits, reasons = _limits(recipe, found, change)
+    limits = ref_gates(recipe.publish, found.ref, change)
+    reasons = change.reasons(recipe.publish) if change else ()
     outcome: Outcome = "waiting"
     said = f"nothing changed: {version} is still waiting for approval"
     if found.is_unchanged:
@@ -274,7 +273,8 @@ def finish_refresh(
             store = open_store(recipe.publish.store)
             to, why = prepared.version, "the sources returned to an earlier state"
             at = set_ref(store, recipe.dataset, ref, to, expected=at, reason=why, by=by).version
-        limits, reasons = _limits(recipe, found, change)
+        limits = ref_gates(recipe.publish, found.ref, change)
+        reasons = change.reasons(recipe.publish) if change else ()
         gates = (*(each for each in gates if each.gate not in ("schema", "drift")), *limits)
     outcome: Outcome
     command = _command(recipe, found.ref, prepared.version)
@@ -317,22 +317,6 @@ def finish_refresh(
         prepared=replace(prepared, gates=tuple(gates), published=published),
         change=change,
     )
-
-
-def _limits(
-    recipe: Recipe, found: RefreshStatus, change: Change | None
-) -> tuple[list[GateResult], list[str]]:
-    """Compare the change with the limits of the ref; also return why the ref may not move."""
-    drift, breaking = (change.drift, change.breaking) if change else (None, ())
-    limits = ref_gates(recipe.publish, found.ref, drift, breaking)
-    reasons = [
-        f"readers of {found.current} would break: {each.detail}"
-        if each.name == "schema"
-        else each.detail
-        for each in limits
-        if each.outcome == "failed"
-    ]
-    return limits, reasons
 
 
 def _held_message(found: RefreshStatus, version: str, reasons: Sequence[str]) -> str:
@@ -401,6 +385,7 @@ def _listed_key(recipe: Recipe) -> str | None:
             "template": template.read_text("utf-8") if is_file and template.is_file() else None,
             "tokenizer": fingerprint_tokenizer(recipe.tokenizer),
             "engines": ENGINE_VERSIONS,
+            "formats": sorted(ROW_FORMATS),
             "libraries": library_versions(ALL_LIBRARIES),
             "python": list(sys.version_info[:2]),
         }

@@ -31,6 +31,7 @@ from packhouse.addons.init.survey import Survey, survey
 from packhouse.cli.options import json_option
 from packhouse.cli.tokens import coloured, pipeline_of, plain, rows_with_masks, runs_of
 from packhouse.errors import ConfigError, PackhouseError, SourceError, TemplateError
+from packhouse.read.delimited import DELIMITERS
 from packhouse.read.files import find_files, source_name
 from packhouse.recipe import Recipe, SourceConfig, ValidateConfig, parse_recipe
 from packhouse.recipe.reading import apply_override, explain_mistakes
@@ -253,14 +254,14 @@ def _check_header(found: Survey) -> None:
     Raises:
         SourceError: the file has no header; the message suggests a header line.
     """
-    if found.file_format not in ("csv", "csv_semicolon", "tsv", "xlsx"):
+    if found.file_format not in (*DELIMITERS, "xlsx"):
         return
     examples = [
         row for layout in found.layouts.values() for row in layout.rows if isinstance(row, dict)
     ]
     names = ["text"] if len(found.fields) == 1 else ["question", "answer"]
     names = [f"column{n}" for n in range(1, len(found.fields) - 1)] + names
-    delimiter = {"csv_semicolon": ";", "tsv": "\t"}.get(found.file_format, ",")
+    delimiter = DELIMITERS.get(found.file_format, ",")
     for name, held in found.fields.items():
         is_sentence = len(name.split()) > 4 or name.rstrip().endswith("?")
         is_value = held.has_few_values and len(held.values) < found.num_rows / 2

@@ -342,9 +342,8 @@ def turns_figure(turns: Sequence[tuple[int, int]]) -> str:
     )
 
 
-def reasons_figure(name: str, title: str, says: str, counts: Iterable[tuple[str, str, int]]) -> str:
-    """Return a bar chart of (name, kind, count), such as rows and records by reason."""
-    rows = list(counts)
+def reasons_figure(rows: Sequence[tuple[str, str, int]]) -> str:
+    """Return a bar chart of (reason, kind, count)."""
     kinds = list(dict.fromkeys(kind for _, kind, _ in rows))
     values = [{"bin": reason, "of": kind, "n": n} for reason, kind, n in rows]
     spec = _spec(
@@ -360,7 +359,13 @@ def reasons_figure(name: str, title: str, says: str, counts: Iterable[tuple[str,
         },
     )  # fmt: skip
     return _figure(
-        name=name, title=title, says=says, spec=spec, columns=("reason", "", "number"), rows=rows
+        name="reasons",
+        title="Dropped and quarantined rows, by reason",
+        says="Quarantined rows are bad. Dropped rows are valid but were left out because of a "
+        "setting.",
+        spec=spec,
+        columns=("reason", "", "number"),
+        rows=rows,
     )
 
 
@@ -565,6 +570,10 @@ def tiles(pairs: Iterable[tuple[str, str, str]]) -> str:
     return f"<dl class=tiles>{''.join(boxes)}</dl>"
 
 
+PASSED, FAILED = "\u2713", "\u2717"
+"""A cell that begins with one of these signs has its color."""
+
+
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], caption: str) -> str:
     """Return a table with right-aligned numbers. Wide tables scroll on their own."""
     cells = [[*map(_cell, row)] for row in rows]
@@ -586,6 +595,7 @@ def _cell(value: object) -> str:
     text = f"{value:,}" if is_number else "" if value is None else str(value)
     is_number = is_number or re.fullmatch(r"[0-9.,]+%", text) is not None
     kind = " class=number" if is_number else " class=wide" * (len(text) > 25)
+    kind = {PASSED: " class=good", FAILED: " class=bad"}.get(text[:1], kind)
     return f"<td{kind}>{html_text(text)}</td>"
 
 

@@ -11,6 +11,8 @@ import numpy as np
 
 from packhouse.addons.ask.samples import is_of_classes
 from packhouse.addons.report.html import (
+    FAILED,
+    PASSED,
     class_counts,
     details,
     flow_figure,
@@ -28,7 +30,7 @@ from packhouse.addons.report.html import (
 )
 from packhouse.auditing.gate import check_audit
 from packhouse.auditing.inference import inference_line
-from packhouse.errors import AuditError, ConfigError
+from packhouse.errors import AuditError
 from packhouse.pack.plan import try_seq_lens
 from packhouse.recipe import AuditConfig
 from packhouse.recipe.audit import QUALITY_COUNTERS
@@ -220,11 +222,8 @@ def lengths_section(manifest: Manifest, measured: Measured) -> str:
     pack, splits = manifest.facts.configuration.pack, manifest.facts.counts.splits()
     seq_len = pack.seq_len or max(each.seq_len for each in splits.values())
     figures = length_figures(by_source, seq_len)
-    over = Counter[bool]()
     for split, length, count in measured.too_long:
-        over[length > 0] += count
-        if length:  # older versions do not record the length
-            by_split.setdefault(split, Counter())[length] += count
+        by_split.setdefault(split, Counter())[length] += count
     choices = []
     if pack.over_length != "window":  # windows depend on seq_len
         choices = try_seq_lens(
@@ -234,18 +233,10 @@ def lengths_section(manifest: Manifest, measured: Measured) -> str:
             pack.seed,
             pack.pad_record_to_multiple_of,
         )
-    note = ""
-    if over[True]:
-        note = (
-            f"Includes the {counted(over[True], 'record')} that this version dropped as too long."
-        )
-    elif over[False]:
-        note = (
-            f"Does not include {counted(over[False], 'record')} over seq_len {seq_len:,}, because "
-            "this version does not record their lengths."
-        )
-    note = f"<p class=quiet>{note}</p>" if note else ""
-    other = seq_len_figure(choices, seq_len) + note if choices else ""
+    other = seq_len_figure(choices, seq_len) if choices else ""
+    if other and measured.too_long:
+        over = counted(sum(count for *_, count in measured.too_long), "record")
+        other += f"<p class=quiet>Includes the {over} that this version dropped as too long.</p>"
     return section("lengths", "Lengths", f"<div class=grid>{figures}</div><br>", other)
 
 
@@ -421,12 +412,7 @@ def left_out_section(manifest: Manifest, measured: Measured) -> str:
     if not counts:
         nothing = "<p>Every row that was read is in this version.</p>" if ledger else ""
         return section("left-out", "Left out", nothing)
-    drawn = reasons_figure(
-        "reasons",
-        "Dropped and quarantined rows, by reason",
-        "Quarantined rows are bad. Dropped rows are valid but were left out because of a setting.",
-        counts,
-    )
+    drawn = reasons_figure(counts)
     inner = "".join([*_quarantined(ledger, measured), *_dropped(manifest, measured)])
     return section("left-out", "Left out", drawn, inner)
 
@@ -550,40 +536,22 @@ def duplicates_section(manifest: Manifest) -> str:
 
 
 def audit_section(manifest: Manifest) -> str:
-    """Return each audit limit with the value found.
-
-    Raises:
-        ConfigError: the manifest contains invalid limits.
-    """
+    """Return each audit limit with the value found."""
     if not manifest.facts.audit.packs:
         return ""
-    try:
-        limits = AuditConfig.model_validate(manifest.facts.provenance.limits)
-    except ValueError:
-        raise ConfigError(
-            "the manifest contains invalid audit limits. Check the version with `packhouse verify`."
-        ) from None
+    limits = AuditConfig.model_validate(manifest.facts.provenance.limits)
     try:
         results = check_audit(manifest.facts.audit, limits)
     except AuditError as error:
         # A failed limit raises, but the error has the results of all limits.
         results = error.gates
-    body = ""
+    rows = []
     for gate in results:
         name = gate.name.removeprefix("audit.").removeprefix("max_").removeprefix("min_")
-        good = gate.outcome == "passed"
-        body += (
-            f"<tr><td>{html_text(name.replace('_', ' '))}</td>"
-            f"<td class={'good' if good else 'bad'}>{'&#10003; ' if good else '&#10007; '}"
-            f"{gate.outcome}</td><td class=number>{gate.shown_value}</td>"
-            f'<td>{gate.shown_limit}</td><td class="quiet{" wide" * (len(gate.detail) > 60)}">'
-            f"{html_text(gate.detail)}</td></tr>"
-        )
-    head = "<th scope=col>".join(["", "check", "result", "found", "limit", "count"])
-    inner = (
-        '<div class=scroll role=group tabindex=0 aria-label="Audit"><table><caption class=hidden>'
-        f"Audit</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
-    )
+        outcome = f"{PASSED if gate.outcome == 'passed' else FAILED} {gate.outcome}"
+        found = gate.shown_value, gate.shown_limit, gate.detail
+        rows.append((name.replace("_", " "), outcome, *found))
+    inner = table(("check", "result", "found", "limit", "count"), rows, "Audit")
     line = inference_line(manifest.audit)
     caption = f"<p class=quiet>{html_text(line[:1].upper() + line[1:])}.</p>" if line else ""
     return section("audit", "Audit", caption, inner)

@@ -28,7 +28,6 @@ _HALF_TOLERANCE = 3e-2
 
 _NOT_INPUTS = ("labels", "shift_labels", "loss_weights", "seq_lengths", "record_ids")
 
-_BLIND = "INCONCLUSIVE, no token affects later tokens of its own record"
 _WEIGHTS = (
     "If the weights of the attention output or of the head are zero, no effect is visible. Set "
     "them to other values for the check, or check a trained model."
@@ -40,10 +39,13 @@ Record = tuple[int, int, int]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackingReport:
-    """Result of `check_packing`: its measurements, in units of logits."""
+    """Result of `check_packing` or `check_ranks`: its measurements, in units of logits.
 
-    max_difference: float
-    """Largest |packed - alone| over all records."""
+    Those of `check_ranks` are over all ranks.
+    """
+
+    max_difference: float | None = None
+    """Largest |packed - alone| over all records; None from `check_ranks`."""
     max_leak: float
     """Largest change of a record's logits when only other records change; 0.0 if there is no
     leak."""
@@ -55,8 +57,10 @@ class PackingReport:
     tolerance: float
     """Largest change that rounding can cause."""
     num_records: int
-    num_rows: int
-    """Rows with records. If each has one record, there is nothing to separate."""
+    num_rows: int = 1
+    """Rows with records. If each has one record, there is nothing to separate. 1 from
+    `check_ranks`."""
+    num_ranks: int = 1
 
     @property
     def has_neighbours(self) -> bool:
@@ -70,29 +74,31 @@ class PackingReport:
         False if a logit is not finite, if no row contains two records, or if tokens do not respond
         even to tokens of their own record.
         """
-        is_apart = self.max_difference <= self.tolerance and self.max_leak <= self.tolerance
-        return is_apart and self.has_neighbours and not _is_blind(self)
+        is_same = self.max_difference is None or self.max_difference <= self.tolerance
+        is_apart = is_same and self.max_leak <= self.tolerance
+        return is_apart and self.has_neighbours and not self._is_blind
 
     def __str__(self) -> str:
         verdict = "records are kept apart" if self.is_safe else "RECORDS SEE EACH OTHER"
         if not self.has_neighbours:
             verdict = "INCONCLUSIVE, no row contains two records"
-        elif not math.isfinite(self.max_difference + self.max_leak):
+        elif not math.isfinite((self.max_difference or 0.0) + self.max_leak):
             verdict = "INCONCLUSIVE, logits are not finite"
-        elif _is_blind(self):
-            verdict = _BLIND
+        elif self._is_blind:
+            verdict = "INCONCLUSIVE, no token affects later tokens of its own record"
+        compared = f" on {counted(self.num_ranks, 'rank')}"
+        if self.max_difference is not None:
+            compared = f", |packed - alone| <= {self.max_difference:.2g}"
         return (
-            f"{verdict}: {counted(self.num_records, 'record')}, |packed - alone| <= "
-            f"{self.max_difference:.2g},"
-            f" leak {self.max_leak:.2g}, tolerance {self.tolerance:.2g}, logits up to "
-            f"{self.max_logit:.2g}"
+            f"{verdict}: {counted(self.num_records, 'record')}{compared}, leak {self.max_leak:.2g}"
+            f", tolerance {self.tolerance:.2g}, logits up to {self.max_logit:.2g}"
         )
 
     def require_safe(self) -> None:
         """Raise ContractError unless `is_safe`."""
         if not self.has_neighbours:
             raise ContractError(f"{self}. Check a batch of packs")
-        if _is_blind(self):
+        if self._is_blind:
             raise ContractError(f"{self}. {_WEIGHTS}")
         if not self.is_safe:
             raise ContractError(
@@ -100,10 +106,10 @@ class PackingReport:
                 "use_cache=False."
             )
 
-
-def _is_blind(report: "PackingReport | RankReport") -> bool:
-    """Return True if no token moved any other, even in its own record: a leak would not show."""
-    return max(report.max_leak, report.max_response) <= report.tolerance
+    @property
+    def _is_blind(self) -> bool:
+        """True if no token moved any other, even in its own record: a leak would not show."""
+        return max(self.max_leak, self.max_response) <= self.tolerance
 
 
 def check_packing(
@@ -167,48 +173,6 @@ def check_packing(
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RankReport:
-    """Result of `check_ranks` over all ranks, in units of logits."""
-
-    max_leak: float
-    """Largest change, on any rank, of a record's logits when only other records change."""
-    max_response: float
-    """See `PackingReport`; the largest on any rank."""
-    max_logit: float
-    """Largest |logit|, for scale."""
-    tolerance: float
-    """Largest change that rounding can cause."""
-    num_records: int
-    """Number of records on all ranks."""
-    num_ranks: int
-
-    @property
-    def is_safe(self) -> bool:
-        """True if there are two or more records, each of which sees itself and no other."""
-        return self.num_records > 1 and self.max_leak <= self.tolerance and not _is_blind(self)
-
-    def __str__(self) -> str:
-        verdict = "records are kept apart" if self.is_safe else "RECORDS SEE EACH OTHER"
-        if self.num_records < 2 or not math.isfinite(self.max_leak):
-            verdict = "INCONCLUSIVE"
-        elif _is_blind(self):
-            verdict = _BLIND
-        return (
-            f"{verdict}: {counted(self.num_records, 'record')} on "
-            f"{counted(self.num_ranks, 'rank')}, leak "
-            f"{self.max_leak:.2g}, tolerance {self.tolerance:.2g}, logits up to "
-            f"{self.max_logit:.2g}"
-        )
-
-    def require_safe(self) -> None:
-        """Raise ContractError unless `is_safe`."""
-        if _is_blind(self):
-            raise ContractError(f"{self}. {_WEIGHTS}")
-        if not self.is_safe:
-            raise ContractError(f"{self}. See docs/how-to/keep-records-apart.md")
-
-
 def check_ranks(
     model: torch.nn.Module,
     batch: Mapping[str, Any],
@@ -216,7 +180,7 @@ def check_ranks(
     records: torch.Tensor | None = None,
     group: "ProcessGroup | None" = None,
     tolerance: float | None = None,
-) -> RankReport:
+) -> PackingReport:
     """Change records on all ranks at once, and check that no logits of other records change.
 
     Call it on every rank of `group` with that rank's data, as in training: its batch for data
@@ -269,7 +233,7 @@ def check_ranks(
     dist.all_reduce(found, op=dist.ReduceOp.MAX, group=group)
     leak, response, largest = found.tolist()
     share = _TOLERANCE.get(next(model.parameters()).dtype, _HALF_TOLERANCE)
-    return RankReport(
+    return PackingReport(
         max_leak=leak,
         max_response=response,
         max_logit=largest,

@@ -28,10 +28,9 @@ from packhouse.auditing.tokens import blank_tokens
 from packhouse.pack.gather import GatherTally
 from packhouse.pack.layout import preference_names, published_schema, to_layout
 from packhouse.recipe import PublishConfig, Recipe
-from packhouse.recipe.settings import ExportConfig
-from packhouse.records.tables import read_table, write_batches
+from packhouse.records.tables import RECORDS, read_table, write_batches
 from packhouse.registry import function_of_addon
-from packhouse.run.packed import RECORDS, read_packs, read_placed
+from packhouse.run.packed import read_packs, read_placed
 from packhouse.run.step import AnyJob, Job, JobContext, Step
 from packhouse.run.steps.format import FORMAT
 from packhouse.run.steps.pack import (
@@ -52,9 +51,6 @@ from packhouse.tokenize.encoders import read_pipeline
 
 # Publish settings that affect file contents; the others affect only where files go.
 FILE_SETTINGS = ("file_format", "layout", "max_file_mb", "position_ids")
-
-# Name used in keys for an export format whose bytes have changed since its first version.
-_FORMAT_KEYS = {"megatron": "megatron.2", "msgpack": "msgpack.2"}
 
 _TOKENS_PER_GROUP = 2**21
 _BYTES_PER_TOKEN = {"labels": 8, "compact": 4}
@@ -120,7 +116,7 @@ class ExportParameters:
         """Return the JSON that goes into the key."""
         return {
             "of": "exports",
-            "format": _FORMAT_KEYS.get(self.format, self.format),
+            "format": self.format,
             **({"by_source": True} if self.by_source else {}),
             **({"shards": self.shards} if self.shards > 1 else {}),
         }
@@ -325,17 +321,6 @@ def local_files(work: JobContext[Any]) -> list[LocalFile]:
         for written in work.inputs(FILES)
         for file in written.facts.files
     ]
-
-
-def export_key(export: ExportConfig) -> object:
-    """Return the JSON of an export for keys: just its name if it has no other setting.
-
-    Example:
-        >>> [export_key(ExportConfig(format="megatron", shards=n)) for n in (1, 2)]
-        ['megatron.2', {'format': 'megatron.2', 'shards': 2}]
-    """
-    name = _FORMAT_KEYS.get(export.format, export.format)
-    return name if export.shards == 1 else {"format": name, "shards": export.shards}
 
 
 def compute(work: JobContext[FilesParameters], folder: Path) -> FilesFacts:

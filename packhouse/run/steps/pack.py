@@ -43,7 +43,7 @@ from packhouse.recipe.audit import OnMatch
 from packhouse.records.identity import number_all_rows, number_rows
 from packhouse.records.ledger import RowCounts
 from packhouse.records.lists import flat_list, one_chunk
-from packhouse.records.tables import TOKENIZED, read_table, write_batches, write_table
+from packhouse.records.tables import OUTCOMES, TOKENIZED, read_table, write_batches, write_table
 from packhouse.registry import function_of_addon
 from packhouse.run.step import Job, JobContext, Step
 from packhouse.run.steps.format import FINGERPRINTS, FORMAT, FormatParameters, conversations
@@ -58,18 +58,6 @@ PLACES = pa.schema(
         pa.field("key", pa.string(), nullable=False),
         pa.field("first", pa.int64(), nullable=False),
         pa.field("num_records", pa.int64(), nullable=False),
-    ]
-)
-
-OUTCOMES = pa.schema(
-    [
-        pa.field("split", pa.dictionary(pa.int8(), pa.string()), nullable=False),
-        pa.field("outcome", pa.dictionary(pa.int8(), pa.string()), nullable=False),
-        # Packed tokens of one copy; for a dropped record, its full length.
-        pa.field("num_tokens", pa.int32(), nullable=False),
-        pa.field("times", pa.int32(), nullable=False),  # copies in packs; 0: dropped
-        # What a dropped record matches: id of another record, or row of a benchmark.
-        pa.field("repeats", pa.string()),
     ]
 )
 

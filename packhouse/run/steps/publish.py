@@ -6,7 +6,7 @@ published to another store, is published without repeating any work.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -20,14 +20,14 @@ from packhouse.read.where_select import expression_libraries
 from packhouse.recipe import PublishConfig, Recipe
 from packhouse.recipe.model import plugins_of
 from packhouse.recipe.settings import HUB_NAME
-from packhouse.records.gates import GateOutcome, GateResult
+from packhouse.records.gates import GateResult
 from packhouse.records.ledger import LedgerLine, ledger_of
 from packhouse.records.render_counts import RenderCounts
 from packhouse.registry import function_of_addon, has_function
 from packhouse.run.cache import Receipt
 from packhouse.run.step import AnyStep, Job, JobContext, Step
 from packhouse.run.steps.audit import AUDIT, combine_audits
-from packhouse.run.steps.files import FILE_SETTINGS, FILES, export_key, local_files
+from packhouse.run.steps.files import FILE_SETTINGS, FILES, local_files
 from packhouse.run.steps.format import FORMAT
 from packhouse.run.steps.pack import PACK, SIDES, Side, SplitCounts, mix_of
 from packhouse.run.steps.split import SPLIT, SplitParameters
@@ -40,7 +40,7 @@ from packhouse.store import (
     open_version,
     publish_version,
 )
-from packhouse.store.evolution import Drift
+from packhouse.store.evolution import ref_gates, schema_gate
 from packhouse.store.manifest import SideCounts, TokenizerFacts, read_audit
 from packhouse.system.fingerprint import digest, library_versions
 from packhouse.tokenize.loading import check_unchanged, fingerprinted_bytes
@@ -73,7 +73,7 @@ class PublishParameters:
         """Return the JSON that goes into the key: how files are written, not where they go."""
         files = self.publish.model_dump(mode="json", include=set(FILE_SETTINGS))
         if self.publish.exports:
-            files["exports"] = [export_key(each) for each in self.publish.exports]
+            files["exports"] = [each.model_dump(mode="json") for each in self.publish.exports]
         return {
             "publish": files,
             "dataset": self.dataset,
@@ -235,7 +235,7 @@ def commit(
             by=work.workspace.moved_by,
         )
     except PackhouseError as error:
-        refused = [_schema_gate(error.changes, str(error))] if "changes" in error.facts else []
+        refused = [schema_gate(error.changes, str(error))] if "changes" in error.facts else []
         error.facts["gates"] = (*audited, *refused)
         raise
     opened = open_version(store, recipe.dataset, published.version)
@@ -254,7 +254,7 @@ def commit(
             ref_before=at.version if at else published.ref_before,
             held_back=published.held_back,
             is_ref_left=at is not None and at.version != published.version,
-            gates=(*audited, *ref_gates(config, config.ref, published.drift, published.breaking)),
+            gates=(*audited, *ref_gates(config, config.ref, published.change)),
             mirrors={
                 uri: function_of_addon("copy_version")(opened, uri, recipe) for uri in config.also
             },
@@ -309,36 +309,6 @@ def _tokenizer_bytes(tokenizer: str, fingerprint: str) -> bytes:
     """
     check_unchanged(tokenizer, fingerprint)
     return fingerprinted_bytes(tokenizer)
-
-
-def _schema_gate(changes: Sequence[str], detail: str) -> GateResult:
-    outcome: GateOutcome = "failed" if changes else "passed"
-    return GateResult(name="schema", outcome=outcome, value=len(changes), limit=0, detail=detail)
-
-
-def ref_gates(
-    limits: PublishConfig, ref: str, drift: Drift | None, breaking: Sequence[str]
-) -> list[GateResult]:
-    """Return the results of the gates that a version must pass before the ref moves to it.
-
-    Args:
-        limits: publish settings of the recipe.
-        ref: name of the ref.
-        drift: distance from the version that the ref points to; None if there is no other version.
-        breaking: changes that would break readers of that version.
-    """
-    if drift is None:
-        detail = f"'{ref}' has no other version to compare with"
-        return [
-            GateResult(name=name, outcome="not reached", detail=detail)
-            for name in ("schema", "drift")
-        ]
-    if limits.allow_breaking_schema:
-        detail = "publish.allow_breaking_schema is set"
-        schema = GateResult(name="schema", outcome="not reached", detail=detail)
-    else:
-        schema = _schema_gate(breaking, "; ".join(breaking))
-    return [schema, *drift.results(limits)]
 
 
 def configuration_of(recipe: Recipe) -> dict[str, object]:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pyarrow as pa
 
@@ -21,7 +21,7 @@ from packhouse.read.streams import name_row
 from packhouse.read.where_select import expression_key
 from packhouse.recipe import MIXING, Recipe, SourceConfig, ValidateConfig
 from packhouse.recipe.settings import PipelineChoice
-from packhouse.recipe.source import RowFormatName
+from packhouse.recipe.source import DETECTED, ROW_FORMATS
 from packhouse.records import messages
 from packhouse.records.identity import GroupBy
 from packhouse.records.ledger import Filter, RowCounts, filters_of
@@ -86,7 +86,8 @@ class ValidateParameters:
             "validate": self.rules.model_dump(mode="json", exclude={"max_quarantined"}),
             "group_by": self.group_by,
             **expression_key(self.source),
-            **plugin_key("row_formats", self.source.format, get_args(RowFormatName)),
+            **plugin_key("row_formats", self.source.format, ROW_FORMATS),
+            **({"formats": sorted(ROW_FORMATS)} if self.source.format in DETECTED else {}),
             # Group keys depend on Python's Unicode tables.
             "python": list(sys.version_info[:2]),
             **({"given": [self.tokenizer, GIVEN_VERSION]} if self.tokenizer else {}),

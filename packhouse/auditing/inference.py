@@ -21,8 +21,8 @@ An answer is correct if all of these hold:
 Answers that are trained in part (weights of parts, `reasoning: train_last`) are only counted.
 
 Shards of up to 2,000 records are checked completely. For larger ones, 250 records are sampled
-across the shapes of conversations (roles, fields, trained messages); the sample is the same in
-every run. In long conversations only some answers are checked.
+across the shapes of conversations (roles, fields, trained messages), at most 16 of each; the sample
+is the same in every run. In long conversations only some answers are checked.
 """
 
 import json
@@ -55,6 +55,9 @@ from packhouse.tokenize.loading import load_snapshot
 MAX_RECORDS = 2_000
 """Up to this many records of a shard are all checked; otherwise a sample is."""
 NUM_SAMPLED = 250
+NUM_OF_SHAPE = 16
+"""Of a larger shard, at most so many records of each shape are checked: the template writes all
+records of a shape in the same way, up to what it asks about their texts."""
 MAX_MESSAGES = 2_000
 """Maximum messages rendered for the prompts of one record; beyond it only some answers are
 checked, because the work grows with the square of the number of turns."""
@@ -215,6 +218,7 @@ class _Check:
         self.counts["records_checked"] += len(chosen)
         texts = side.formatted.take(pa.array(aligned[chosen]))
         tokens = pc.index_in(texts["record_id"], value_set=one_chunk(side.tokenized["record_id"]))
+        tokenized = side.tokenized.select(["input_ids", "trained_ranges"])
         # Look at all records, because another record of the same row may have the reasoning.
         thoughts = FlatMessages.of(side.conversations["messages"])
         thinks = pa.array(thoughts.sums(has_thinking(thoughts)) > 0)
@@ -230,9 +234,9 @@ class _Check:
                 strict=True,
             ):
                 own = weights[slice(*messages.offsets[number : number + 2])].tolist()
-                tokenized = None if token is None else side.tokenized.slice(token, 1).to_pylist()[0]
+                its_tokens = None if token is None else tokenized.slice(token, 1).to_pylist()[0]
                 row_thinks = (talk["source"], talk["row"]) in thinking
-                yield self._record(talk, text, tokenized, own, row_thinks)
+                yield self._record(talk, text, its_tokens, own, row_thinks)
 
     def _record(
         self,
@@ -360,7 +364,7 @@ class _Check:
                     return _PARTIAL
                 continue
             if is_right is None:
-                is_right = not self._can_be_plain(record, answer)
+                is_right = not self._can_be_plain(record, answer, first)
             if not is_right:
                 return _difference(
                     "it follows the prompt for the other thinking mode", before, first
@@ -379,7 +383,8 @@ class _Check:
     ) -> Iterator[tuple[dict[str, object], bool | None]]:
         """Yield template arguments to try, the most likely first, and whether they are correct.
 
-        None: correct only if the template cannot write the non-thinking prompt before the answer.
+        None: correct only if the template cannot write the non-thinking prompt, which was yielded
+        first, before the answer.
 
         If the row or the recipe sets the thinking switch, or the template has none, the arguments
         are used unchanged. Otherwise, an answer with reasoning must follow the thinking prompt. An
@@ -404,14 +409,13 @@ class _Check:
             yield {}, True if default is False else None
             yield thinking, None
 
-    def _can_be_plain(self, record: _Record, answer: _Answer) -> bool:
-        """Return True if the text of an answer starts with the non-thinking prompt."""
+    def _can_be_plain(self, record: _Record, answer: _Answer, prompt: str) -> bool:
+        """Return True if the text of an answer starts with its non-thinking prompt."""
         assert self.template.switch is not None
         name, _, plain = self.template.switch
         given = record.tools, {**record.arguments, name: plain}
         messages = record.messages[: answer.number + 1]
         try:
-            prompt = self.template.render(messages[:-1], *given, is_prompt=True)
             return self.template.render(messages, *given, is_prompt=False).startswith(prompt)
         except PromptError:
             return False
@@ -459,7 +463,8 @@ def _choose(
 ) -> Int64s:
     """Return the rows to check: all if there are few, otherwise a sample spread evenly over shapes.
 
-    Shapes a a a b with ids 3 1 2 4: first the lowest id of each shape (a1, b4), then a2, a3.
+    Shapes a a a b with ids 3 1 2 4: first the lowest id of each shape (a1, b4), then a2, a3. At
+    most `NUM_OF_SHAPE` of each shape, and `NUM_SAMPLED` in all.
     """
     rows = np.flatnonzero(has_answer)
     if len(rows) <= MAX_RECORDS:
@@ -477,7 +482,8 @@ def _choose(
     order = by_name[np.argsort(shape[by_name], kind="stable")]
     bounds = np.cumsum(np.bincount(shape)) - np.bincount(shape)
     rank = np.arange(len(order)) - bounds[shape[order]]
-    return np.sort(rows[order[np.lexsort((order, rank))[:NUM_SAMPLED]]])
+    number = min(NUM_SAMPLED, int((rank < NUM_OF_SHAPE).sum()))
+    return np.sort(rows[order[np.lexsort((order, rank))[:number]]])
 
 
 def _num_spans(answers: Sequence[_Answer], texts: Sequence[str]) -> list[int]:

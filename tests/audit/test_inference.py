@@ -9,10 +9,10 @@ from transformers import AutoTokenizer
 from packhouse.auditing import inference
 from packhouse.auditing.gate import check_audit
 from packhouse.auditing.inference import audit_inference, combine_inference, inference_line
-from packhouse.auditing.plain_template import PlainTemplate
+from packhouse.auditing.plain_template import PlainTemplate, open_template
 from packhouse.auditing.tokens import Side
 from packhouse.errors import AuditError
-from packhouse.recipe import AuditConfig, FormatConfig, TokenizeConfig
+from packhouse.recipe import AuditConfig, FormatConfig, Recipe, TokenizeConfig
 from packhouse.records.tables import FORMATTED
 from packhouse.store.manifest import read_audit
 from packhouse.tokenize import load_snapshot, tokenize_table
@@ -124,6 +124,20 @@ def test_a_template_shows_its_switch_and_its_stop_token(snapshots):
     assert qwen3.stop_tokens == ("<|im_end|>",)
     mistral = PlainTemplate(FormatConfig(), snapshots("mistral-7b-instruct-v0.3"))
     assert (mistral.switch, mistral.stop_tokens) == (None, ("</s>",))
+
+
+def test_a_template_is_opened_once_for_all_shards_with_the_same_settings(qwen3):
+    raw = {"dataset": "chats", "sources": [{"path": "chats.jsonl", "format": "chat"}]}
+    raw |= {"tokenizer": "qwen3", "publish": {"store": "store"}}
+    recipes = [
+        Recipe.model_validate(raw | {"format": {"template": "chat", "chat_template_kwargs": given}})
+        for given in ({}, {}, {"enable_thinking": False})
+    ]
+    one, same, other = (open_template(recipe, qwen3, "2026-01-01") for recipe in recipes)
+    assert one is same
+    assert one is not other
+    assert other.render(ASKED[:1], is_prompt=True) == ASK_1 + NO_THOUGHT
+    assert open_template(recipes[2], qwen3, "2026-01-02") is not other
 
 
 def test_one_record_for_each_answer_is_right(qwen3):
@@ -289,12 +303,15 @@ def many(number, snapshot):
 def test_of_many_records_a_sample_of_every_shape_is_checked(snapshot, monkeypatch):
     monkeypatch.setattr(inference, "MAX_RECORDS", 100)
     monkeypatch.setattr(inference, "NUM_SAMPLED", 30)
+    monkeypatch.setattr(inference, "NUM_OF_SHAPE", 99)
     tables = many(101, snapshot)
     found = audited(tables, "joined")
     assert found["counts"]["records"] == 101
     assert found["counts"]["records_checked"] == 30
     assert numbers(found) == (31, 31, 31)  # all three shapes; one of them has two answers
     assert "; 30 of 101 records checked" in checked(found)
+    monkeypatch.setattr(inference, "NUM_OF_SHAPE", 5)  # the other two shapes have one record each
+    assert audited(tables, "joined")["counts"]["records_checked"] == 7
     monkeypatch.setattr(inference, "MAX_RECORDS", 101)
     assert numbers(audited(tables, "joined")) == (102, 102, 102)
 

@@ -12,6 +12,7 @@ from packhouse.pack.layout import (
     position_ids,
     published_schema,
     to_layout,
+    trained_mask,
 )
 from packhouse.records.tables import PACKED
 
@@ -48,6 +49,15 @@ def test_positions_count_up_from_zero_in_each_sequence(lengths):
     expected = [position for length in lengths for position in range(length)]
 
     assert position_ids(np.array(lengths, dtype=np.int32)).tolist() == expected
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2], [2, 0, 1]])
+def test_the_trained_mask_does_not_depend_on_the_order_of_ranges(order):
+    starts, ends = np.array([0, 3, 4])[order], np.array([1, 4, 6])[order]
+    mask = trained_mask(starts, ends, 7)
+    assert mask.tolist() == [True, False, False, True, True, True, False]
+    with pytest.raises(IndexError):
+        trained_mask(starts, ends, 5)
 
 
 def test_layout_labels_with_positions():

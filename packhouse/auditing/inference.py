@@ -21,7 +21,7 @@ An answer is correct if all of these hold:
 Answers that are trained in part (weights of parts, `reasoning: train_last`) are only counted.
 
 Shards of up to 2,000 records are checked completely. For larger ones, 250 records are sampled
-across the shapes of conversations (roles, fields, trained messages), at most 16 of each; the sample
+across the shapes of conversations (roles, fields, trained messages), at most 32 of each; the sample
 is the same in every run. In long conversations only some answers are checked.
 """
 
@@ -55,7 +55,7 @@ from packhouse.tokenize.loading import load_snapshot
 MAX_RECORDS = 2_000
 """Up to this many records of a shard are all checked; otherwise a sample is."""
 NUM_SAMPLED = 250
-NUM_OF_SHAPE = 16
+NUM_OF_SHAPE = 32
 """Of a larger shard, at most so many records of each shape are checked: the template writes all
 records of a shape in the same way, up to what it asks about their texts."""
 MAX_MESSAGES = 2_000

@@ -109,10 +109,10 @@ def cut_behind_answers(formatted: pa.Table) -> pa.Table:
     ends = np.diff(bounds).astype(np.int64)
     trained, content = (read_ranges(formatted[n]) for n in ("trained_spans", "content_spans"))
     last = np.zeros(len(ends), np.int64)
-    np.maximum.at(last, trained.row_of_each(), trained.ends)
+    np.maximum.at(last, trained.rows, trained.ends)
     is_cut = last > 0
     # A text with content after its answer is left unchanged; `check_answers` rejects it later.
-    rows = content.row_of_each()
+    rows = content.rows
     is_cut[rows[content.ends > last[rows]]] = False
     ends = np.where(is_cut, last, ends)
     view = memoryview(texts.data)
@@ -131,7 +131,7 @@ def check_answers(tokenized: pa.Table) -> Faults:
         tokenized: sequences, schema `tables.TOKENIZED`, one per row.
     """
     ranges = read_ranges(tokenized["trained_ranges"])
-    counts, rows = ranges.counts(), ranges.row_of_each()
+    counts, rows = ranges.counts, ranges.rows
     is_good = counts == 1
     is_good[rows[ranges.starts < 1]] = False
     is_good[rows[ranges.ends != tokenized["num_tokens"].to_numpy()[rows]]] = False

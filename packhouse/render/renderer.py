@@ -26,8 +26,8 @@ import pyarrow.compute as pc
 from packhouse.recipe import FormatConfig, TokenizeConfig
 from packhouse.records.conversations import Conversations, strip_thinking
 from packhouse.records.identity import derive, replace_rows, rewrites, take_records
-from packhouse.records.messages import ROLES, FlatMessages
-from packhouse.records.tables import FORMATTED, QUARANTINED, VALIDATED, refused_rows
+from packhouse.records.messages import FlatMessages
+from packhouse.records.tables import FORMATTED, QUARANTINED, ROLES, VALIDATED, refused_rows
 from packhouse.render.chat import ChatEngine
 from packhouse.render.results import TEXTS, Texts
 from packhouse.render.single_turn import SingleTurnEngine

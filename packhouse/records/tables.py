@@ -11,11 +11,10 @@ token. In flows, Pandera checks the same rules (`schemas/`), but it is only inst
 62 ms for the tables of 52,002 rows.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -194,7 +193,7 @@ def refused_rows(table: pa.Table, faults: Mapping[int, tuple[str, str]], step: s
 Rules = Iterator[tuple[str, Bools]]
 """Problem, and mask of the rows that have it."""
 
-# Rules for a column in every table that has it; nulls are allowed.
+# A column has the same rules in every table that has it. Nulls are allowed here.
 _LEAST = {"row": 0, "byte_offset": 0, "raw_size": 0, "label": 0, "num_tokens": 1}
 _NEVER_EMPTY = ("messages", "text", "detail")
 _PATTERNS = {
@@ -204,6 +203,8 @@ _PATTERNS = {
     "reason": ("is not a valid code", r"^[a-z][a-z0-9_]*$"),
     "step": ("is unknown", f"^({'|'.join(ROW_STEPS)})$"),
 }
+_SPANS_IN = {"content_spans": "text", "trained_spans": "text", "trained_ranges": "num_tokens"}
+_WEIGHTS_OF = {"trained_spans": "span_weights", "trained_ranges": "range_weights"}
 
 
 def check(artefact: str, table: pa.Table) -> None:
@@ -221,7 +222,7 @@ def check(artefact: str, table: pa.Table) -> None:
         packhouse.errors.ContractError: quarantined: column 'source' must have type ...
     """
     check_columns(artefact, table)
-    broken = [(rule, np.flatnonzero(bad)) for rule, bad in broken_rules(artefact, table)]
+    broken = [(rule, np.flatnonzero(bad)) for rule, bad in broken_rules(table)]
     number = sum(len(rows) for _, rows in broken)
     if number:
         shown = "; ".join(f"{rule} in row {rows[0]:,}" for rule, rows in broken if len(rows))
@@ -238,7 +239,7 @@ def check_columns(artefact: str, table: pa.Table) -> None:
     Raises:
         ContractError: a column differs; names the first one.
     """
-    schema, _ = CONTRACTS[artefact]
+    schema = CONTRACTS[artefact]
     if not table.schema.equals(schema):
         for expected in schema:
             index = table.schema.get_field_index(expected.name)
@@ -260,16 +261,13 @@ def _type(field: pa.Field) -> str:
     return f"{field.type}{'' if field.nullable else ' not null'}"
 
 
-def broken_rules(artefact: str, table: pa.Table) -> Rules:
+def broken_rules(table: pa.Table) -> Rules:
     """Yield each rule for the values of a table, with the rows that break it.
 
-    Args:
-        artefact: key of `CONTRACTS`.
-        table: has the columns of its schema.
+    Rules for several columns apply if the table has all of them.
     """
-    schema, rules = CONTRACTS[artefact]
-    for name in schema.names if table.num_rows else ():
-        column = table[name]
+    columns = dict(zip(table.schema.names, table.columns, strict=True)) if table.num_rows else {}
+    for name, column in columns.items():
         if name in _LEAST:
             is_below = pc.fill_null(pc.less(column, _LEAST[name]), False)
             yield f"{name} is below {_LEAST[name]}", np.asarray(is_below)
@@ -280,76 +278,53 @@ def broken_rules(artefact: str, table: pa.Table) -> Rules:
         if name in _PATTERNS:
             problem, pattern = _PATTERNS[name]
             yield f"{name} {problem}", ~np.asarray(pc.match_substring_regex(column, pattern))
-    if table.num_rows:
-        yield from rules(table)
+        if name == "weight":
+            is_above = pc.fill_null(pc.greater(column, 0), True)
+            yield "weight is not above 0", ~np.asarray(is_above)
+        if name == "messages":
+            messages, offsets = list_items(column)
+            is_known = pc.is_in(messages.field("role"), value_set=pa.array(ROLES))
+            yield "a role is unknown", Runs(offsets).sums(~np.asarray(is_known)) > 0
+        if _SPANS_IN.get(name) in columns:
+            yield from _broken_spans(name, columns)
+        if name == "num_trained":
+            ranges = read_ranges(columns["trained_ranges"])
+            is_sum = np.asarray(column) == ranges.sums(ranges.ends - ranges.starts)
+            yield "num_trained is not the sum of trained_ranges", ~is_sum
+            num_ids = pc.list_value_length(columns["input_ids"])
+            is_number = np.asarray(columns["num_tokens"]) == np.asarray(num_ids)
+            yield "num_tokens is not the number of ids", ~is_number
 
 
-def _validated(table: pa.Table) -> Rules:
-    is_above = pc.fill_null(pc.greater(table["weight"], 0), True)
-    yield "weight is not above 0", ~np.asarray(is_above)
-    messages, offsets = list_items(table["messages"])
-    is_known = pc.is_in(messages.field("role"), value_set=pa.array(ROLES))
-    yield "a role is unknown", Runs(offsets).sums(~np.asarray(is_known)) > 0
-
-
-def _formatted(table: pa.Table) -> Rules:
-    sizes = np.asarray(pc.binary_length(table["text"]))
-    yield from _spans(table, "content_spans", sizes)
-    yield from _spans(table, "trained_spans", sizes, "span_weights")
-    is_trained = np.asarray(pc.list_value_length(table["trained_spans"])) > 0
-    yield "nothing is trained", ~is_trained & ~np.asarray(table["label"].is_valid())
-
-
-def _tokenized(table: pa.Table) -> Rules:
-    num_tokens, num_trained = table["num_tokens"].to_numpy(), table["num_trained"].to_numpy()
-    num_ids = np.asarray(pc.list_value_length(table["input_ids"]))
-    yield "num_tokens is not the number of ids", num_tokens != num_ids
-    ranges = read_ranges(table["trained_ranges"])
-    is_sum = num_trained == ranges.sums(ranges.ends - ranges.starts)
-    yield "num_trained is not the sum of trained_ranges", ~is_sum
-    yield from _spans(table, "trained_ranges", num_tokens, "range_weights")
-    yield "nothing is trained", (num_trained <= 0) & ~np.asarray(table["label"].is_valid())
-
-
-def _spans(
-    table: pa.Table, name: str, sizes: npt.NDArray[np.integer], weights: str | None = None
-) -> Rules:
-    """Check that spans are inside [0, size), not empty, sorted and disjoint.
-
-    Args:
-        table: a table.
-        name: its column with the spans.
-        sizes: size of the text or token list of each row.
-        weights: column with a weight above 0 for each span, or null.
-    """
-    spans = read_ranges(table[name])
+def _broken_spans(name: str, columns: Mapping[str, pa.ChunkedArray]) -> Rules:
+    """Check that spans are inside [0, size), not empty, sorted and disjoint; and their weights."""
+    sizes = columns[_SPANS_IN[name]]
+    if pa.types.is_string(sizes.type):
+        sizes = pc.binary_length(sizes)
+    spans = read_ranges(columns[name])
     starts, ends, rows = spans.starts, spans.ends, spans.rows
     # Row 0 has spans (0, 4) and (3, 6), row 1 has (1, 2). Span 3 starts before 4, the previous end
     # in the same row, so row 0 is bad. Span 1 starts before 6, but that end is in another row.
-    bad = (starts < 0) | (starts >= ends) | (ends > sizes[rows])
+    bad = (starts < 0) | (starts >= ends) | (ends > np.asarray(sizes)[rows])
     bad[1:] |= (rows[1:] == rows[:-1]) & (starts[1:] < ends[:-1])
     yield f"{name} are out of order", spans.sums(bad) > 0
-    if weights is not None:
-        given = one_chunk(table[weights])
+    if name in _WEIGHTS_OF:
+        yield "nothing is trained", (spans.counts == 0) & np.asarray(columns["label"].is_null())
+        given = one_chunk(columns[_WEIGHTS_OF[name]])
         counts = np.asarray(pc.fill_null(pc.list_value_length(given), 0))
         values = given.flatten().to_numpy()
         is_bad = ~(np.isfinite(values) & (values > 0))
         wrong = Runs(np.append(0, np.cumsum(counts))).sums(is_bad) > 0
         wrong |= np.asarray(given.is_valid()) & (counts != spans.counts)
-        yield f"{weights} do not have one number above 0 for each of {name}", wrong
+        yield f"{_WEIGHTS_OF[name]} do not have one number above 0 for each of {name}", wrong
 
 
-def _no_more(table: pa.Table) -> Rules:
-    """Yield nothing: there are only rules for columns."""
-    yield from ()
-
-
-CONTRACTS: Mapping[str, tuple[pa.Schema, Callable[[pa.Table], Rules]]] = {
-    "validated": (VALIDATED, _validated),
-    "formatted": (FORMATTED, _formatted),
-    "tokenized": (TOKENIZED, _tokenized),
-    "quarantined": (QUARANTINED, _no_more),
-    "dropped": (DROPPED, _no_more),
-    "packed": (PACKED, _no_more),  # `packhouse.pack.layout` checks every value of packs
+CONTRACTS: Mapping[str, pa.Schema] = {
+    "validated": VALIDATED,
+    "formatted": FORMATTED,
+    "tokenized": TOKENIZED,
+    "quarantined": QUARANTINED,
+    "dropped": DROPPED,
+    "packed": PACKED,  # `packhouse.pack.layout` checks packs token by token
 }
-"""Schema of each table, and its rules besides those for columns."""
+"""Schema of each table."""

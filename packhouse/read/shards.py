@@ -15,7 +15,7 @@ import numpy as np
 
 from packhouse.errors import SourceError
 from packhouse.read.delimited import CommaFile, SemicolonFile, TabFile
-from packhouse.read.file_formats import BOM, Compression, compression_of, format_of
+from packhouse.read.file_formats import Compression, compression_of, format_of
 from packhouse.read.files import (
     SourceFile,
     file_errors,
@@ -30,6 +30,7 @@ from packhouse.read.row_formats import check_fields, find_row_format, row_format
 from packhouse.read.streams import CHUNK_BYTES, FileStream, read_range
 from packhouse.read.tabular import TABULAR, decode_head, parse_tables
 from packhouse.read.text_files import (
+    HEAD_BYTES,
     MAX_RECORD_BYTES,
     ArrayFile,
     LinesFile,
@@ -61,8 +62,6 @@ TEXT_FILES: dict[FileFormat, type[TextFile]] = {
 
 MAX_SHARD_BYTES = 32 * 2**20
 """Uncompressed bytes of a shard. Bounds the memory of a step and the work for an appended row."""
-HEAD_BYTES = 2**20
-"""Uncompressed bytes from which formats are detected."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -192,7 +191,7 @@ def _scan_file(
     shards = [replace(whole, **asdict(cut)) for cut in cuts]
     row_format: str = config.format
     if row_format == "auto" and not config.is_reshaped:
-        sample = text_file.sample(head[:HEAD_BYTES].removeprefix(BOM))
+        sample = text_file.sample(head[text_file.first : HEAD_BYTES])
         row_format = find_row_format(sample, config, file.uri)
         if row_format == "auto":  # the head has no row that tells: look at all rows
             row_format = _format_of_all(shards, config)

@@ -344,9 +344,7 @@ def _records(found: Survey) -> Iterator[Records]:
         config = SourceConfig(path=file.uri, format="text", **settings)
         shards = scan_source(config, _SHARD_BYTES)
         for shard in shards:
-            for part in read_parts(shard, _ANY_SIZE):
-                part.records.number_from(-part.row_start)  # `Survey.add` counts blocks
-                yield part.records
+            yield from read_parts(shard, _ANY_SIZE)
             advance(1 / len(shards))
         return
     if found.file_format in TABULAR:

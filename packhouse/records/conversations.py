@@ -110,10 +110,6 @@ class Conversations:
             row_weights=row_weights,
         )
 
-    def name_of(self, number: int) -> str:
-        """Return the source and row of a conversation, as in lineage."""
-        return f"{self.source[number]} row {self.row[number]}"
-
     def group(
         self,
         wanted: Bools,
@@ -157,36 +153,26 @@ class Conversations:
         for number, key in enumerate(encoded.dictionary.to_pylist()):
             yield key, order[ends[number - 1] if number else 0 : ends[number]]
 
-    def are_long(self, max_bytes: int, max_answers: int, config: FormatConfig) -> Bools:
-        """Return a mask of long rows with many answers, whose history templates may rewrite."""
-        messages = self.messages
-        is_answer = (messages.roles == ASSISTANT) & (self.weights > 0)
-        size = num_bytes(messages["content"]) + num_bytes(messages["reasoning"])
-        are_long = (messages.sums(size) > max_bytes) & (messages.sums(is_answer) > max_answers)
-        if config.turns == "joined" and are_long.any():  # only reasoning is left out of history
-            are_long &= messages.sums(has_thinking(messages)) > 0
-        return np.asarray(are_long)
-
     def messages_of(
         self, rows: np.ndarray
-    ) -> Iterator[tuple[list[dict[str, object]], tuple[str | None, str | None]]]:
-        """Yield the messages (dicts without nulls), and the tools and arguments, of each row."""
+    ) -> Iterator[tuple[str, list[dict[str, object]], tuple[str | None, str | None]]]:
+        """Yield the name, the messages (dicts without nulls) and (tools, arguments) of each row."""
         lists = self.messages.to_lists(weight=pa.array(self.weights))
         # In blocks, so that not all rows are Python objects at the same time.
         for first in range(0, len(rows), 512):
             block = pa.array(rows[first : first + 512])
-            conversations = lists.take(block)
-            flat = conversations.flatten()
-            names = [f.name for f in flat.type if flat.field(f.name).null_count != len(flat)]
-            values = zip(*(flat.field(name).to_pylist() for name in names), strict=True)
-            columns = (
-                conversations.value_lengths(),
-                self.tools.take(block),
-                self.arguments.take(block),
-            )
-            for length, *given in zip(*(each.to_pylist() for each in columns), strict=True):
-                own = (zip(names, next(values), strict=True) for _ in range(length))
-                yield [{n: v for n, v in each if v is not None} for each in own], tuple(given)
+            flat = FlatMessages.of(lists.take(block))
+            names = [
+                field.name for field in MESSAGE if flat[field.name].null_count < len(flat.values)
+            ]
+            values = zip(*(flat[name].to_pylist() for name in names), strict=True)
+            own = (each.take(block) for each in (self.source, self.row, self.tools, self.arguments))
+            columns = (pa.array(flat.counts), *own)
+            of_rows = zip(*(column.to_pylist() for column in columns), strict=True)
+            for length, source, row, tools, arguments in of_rows:
+                each = (zip(names, next(values), strict=True) for _ in range(length))
+                messages = [{n: v for n, v in fields if v is not None} for fields in each]
+                yield f"{source} row {row}", messages, (tools, arguments)
 
 
 DEFAULTS = ("tools", "documents")

@@ -101,11 +101,16 @@ class TextFile(ABC):
     def spans(self, data: bytes | bytearray) -> Ints:
         """Return start and end of each record, shape [num_records, 2]."""
 
+    def bounds(self, data: bytes | bytearray) -> Iterator[tuple[int, int]]:
+        """Yield the bounds of blocks of whole records; one if there are none, or they are small."""
+        yield 0, len(data)
+
     def blocks(
         self, data: bytes, max_row_bytes: int, num_rows: int | None = None
     ) -> Iterator[tuple[int, int, Records]]:
         """Yield start, end and records of blocks of a shard, to bound memory; see `parse`."""
-        yield 0, len(data), self.parse(data, max_row_bytes, num_rows)
+        for start, end in self.bounds(data):
+            yield start, end, self.parse(data[start:end], max_row_bytes, num_rows)
 
     def parse(self, data: bytes, max_row_bytes: int, num_rows: int | None = None) -> Records:
         """Parse a whole shard.
@@ -134,7 +139,8 @@ class TextFile(ABC):
 
     def count(self, data: bytearray, *, is_last: bool) -> int | None:
         """Count the records of a shard; None if unknown but not 0."""
-        return len(self.spans(data))
+        # In blocks to bound memory: a file can have half as many records as bytes.
+        return sum(len(self.spans(data[start:end])) for start, end in self.bounds(data))
 
     def begin(self, head: bytearray) -> int:
         """Return the offset of the first record, after a byte-order mark.
@@ -287,20 +293,8 @@ class LinesFile(TextFile):
             records.notes["joined_rows"] = records.num_records - len(lines)
         return records
 
-    def blocks(
-        self, data: bytes, max_row_bytes: int, num_rows: int | None = None
-    ) -> Iterator[tuple[int, int, Records]]:
-        """Parse records in blocks."""
-        for start, end in self._bounds(data):
-            yield start, end, self.parse(data[start:end], max_row_bytes)
-
-    def count(self, data: bytearray, *, is_last: bool) -> int | None:
-        """Count records."""
-        # In blocks to bound memory: a file can have half as many records as bytes.
-        return sum(len(self.spans(data[start:end])) for start, end in self._bounds(data))
-
-    def _bounds(self, data: bytes | bytearray) -> Iterator[tuple[int, int]]:
-        """Yield bounds of blocks that end at a record's end or with the data; one if empty."""
+    def bounds(self, data: bytes | bytearray) -> Iterator[tuple[int, int]]:
+        """Yield the bounds of blocks that end at a record's end or with the data."""
         start = 0
         while len(data) - start > 2 * BLOCK_BYTES:
             end = self.last_end(data, start, BLOCK_BYTES)

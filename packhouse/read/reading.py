@@ -50,7 +50,7 @@ from packhouse.recipe import SourceConfig, ValidateConfig
 from packhouse.records.identity import GroupBy, conversation_ids, group_keys, pair_ids
 from packhouse.records.lists import one_chunk
 from packhouse.records.messages import role_violations
-from packhouse.records.tables import DROPPED, QUARANTINED, VALIDATED, write_table
+from packhouse.records.tables import DROPPED, QUARANTINED, VALIDATED, with_column, write_table
 
 # Original bytes of rows, for the quarantine and for messages.
 
@@ -98,10 +98,9 @@ def with_raw_rows(quarantined: pa.Table, shard: SourceShard, rules: ValidateConf
         return quarantined
     found = raw_rows(shard, rules, rows)
     for name, values in raw_columns([found[row] for row in rows]).items():
-        field = QUARANTINED.field(name)
-        place = QUARANTINED.get_field_index(name)
-        filled = pc.replace_with_mask(quarantined[name], lacks_bytes, pa.array(values, field.type))
-        quarantined = quarantined.set_column(place, field, filled)
+        new = pa.array(values, QUARANTINED.field(name).type)
+        filled = pc.replace_with_mask(quarantined[name], lacks_bytes, new)
+        quarantined = with_column(quarantined, name, filled)
     return quarantined
 
 
@@ -291,10 +290,7 @@ class _Reader:
         unread = adapted.unread_fields
         self.unread_texts.count(records, extra, unread, kept, arguments, place)
         validated = self._validated(records, sides, options.take(sides[0].origin))
-        rejected = None
-        if is_paired:
-            at, column = VALIDATED.get_field_index("messages"), VALIDATED.field("messages")
-            rejected = validated.set_column(at, column, sides[1].messages)
+        rejected = with_column(validated, "messages", sides[1].messages) if is_paired else None
         return ShardRows(
             validated=validated,
             quarantined=self._refused(records, failures, QUARANTINED),

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from packhouse.recipe import FormatConfig
 from packhouse.records.lists import Runs, list_array, list_items, string_bytes
 from packhouse.records.reasons import QUARANTINE_REASONS, TurnOrder
-from packhouse.records.tables import MESSAGE, ROLES
+from packhouse.records.tables import MESSAGE, ROLES, with_column
 from packhouse.system.arrays import Bools, Float32s, Int64s
 
 VERSION = 1
@@ -121,8 +121,7 @@ class FlatMessages(Runs):
 
     def put_into(self, table: pa.Table, **fields: pa.Array) -> pa.Table:
         """Put the conversations, with some fields replaced, into a table of schema VALIDATED."""
-        place = table.schema.get_field_index("messages")
-        return table.set_column(place, table.schema.field("messages"), self.to_lists(**fields))
+        return with_column(table, "messages", self.to_lists(**fields))
 
     def join(self, texts: pa.Array, separator: str) -> pa.Array:
         """Join texts of messages to one text per conversation."""

@@ -164,6 +164,11 @@ def read_table(path: Path) -> pa.Table:
         return pa.ipc.open_file(source.read_buffer()).read_all()
 
 
+def with_column(table: pa.Table, name: str, values: pa.Array | pa.ChunkedArray) -> pa.Table:
+    """Return a table with a column replaced."""
+    return table.set_column(table.schema.get_field_index(name), table.schema.field(name), values)
+
+
 REFUSED = "refused.arrow"
 """Rows that a template or tokenizer rejected, without their raw bytes."""
 

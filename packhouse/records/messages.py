@@ -125,7 +125,8 @@ class FlatMessages(Runs):
 
     def join(self, texts: pa.Array, separator: str) -> pa.Array:
         """Join texts of messages to one text per conversation."""
-        return pc.binary_join(list_array(texts, self.offsets, texts.type), separator)
+        lists = pa.ListArray.from_arrays(pa.array(self.offsets, pa.int32()), texts)
+        return pc.binary_join(lists, separator)
 
     def decide_weights(self, config: FormatConfig) -> Float32s:
         """Return the loss weight of each message, before any rendering; 0: not trained.

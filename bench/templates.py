@@ -130,7 +130,7 @@ def openai_rows(path: Path, num_rows: int) -> Iterator[dict[str, Any]]:
     table = _validated(path, "auto")
     assert table is not None, f"{path} has no sound row"
     conversations = Conversations.from_table(_grown(table, num_rows), FormatConfig())
-    for messages, (tools, _) in conversations.messages_of(np.arange(num_rows)):
+    for _, messages, (tools, _) in conversations.messages_of(np.arange(num_rows)):
         row: dict[str, Any] = {"messages": chat_messages(messages)}
         yield row | ({"tools": json.loads(tools)} if tools else {})
 
@@ -149,7 +149,7 @@ def _measure(file: str, folder: Path, table: pa.Table) -> list[str]:
     conversations = Conversations.from_table(table, FormatConfig())
     given = [
         (chat_messages(messages), tools)
-        for messages, (tools, _) in conversations.messages_of(np.arange(table.num_rows))
+        for _, messages, (tools, _) in conversations.messages_of(np.arange(table.num_rows))
     ]
 
     def theirs() -> list[str | None]:

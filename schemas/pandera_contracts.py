@@ -11,7 +11,7 @@ import pyarrow as pa
 from pandera.errors import SchemaErrors
 
 from packhouse.errors import ContractError
-from packhouse.records.tables import CONTRACTS, check_columns
+from packhouse.records.tables import CONTRACTS, broken_rules, check_columns
 
 
 def check_table(artefact: str, table: pa.Table) -> None:
@@ -20,13 +20,13 @@ def check_table(artefact: str, table: pa.Table) -> None:
     Raises:
         ContractError: column or rule, and row, of up to three breaches, and how many there are.
     """
-    declared, rules = CONTRACTS[artefact]
-    check_columns(artefact, table, declared)  # exact Arrow types, which polars does not keep
+    declared = CONTRACTS[artefact]
+    check_columns(artefact, table)  # exact Arrow types, which polars does not keep
     if not table.num_rows:  # the usual case for `quarantined`; Pandera takes 6 ms
         return
     plain = [field for field in declared if not pa.types.is_nested(field.type)]
     frame = pl.DataFrame(table.select([field.name for field in plain])).with_columns(
-        **{rule: pl.Series(~broken) for rule, broken in rules(table)}
+        **{rule: pl.Series(~broken) for rule, broken in broken_rules(table)}
     )
     columns = {field.name: pandera.Column(nullable=field.nullable) for field in plain}
     columns |= {

@@ -29,7 +29,7 @@ from packhouse.recipe import Recipe
 from packhouse.records.gates import GateResult
 from packhouse.records.identity import conversation_ids
 from packhouse.records.messages import Answers, role_violations
-from packhouse.records.tables import CONVERSATION, FORMATTED, MESSAGE, VALIDATED, read_table
+from packhouse.records.tables import CONVERSATION, MESSAGE, VALIDATED, read_table, with_column
 from packhouse.render import make_renderer
 from packhouse.run.cache import Workspace
 from packhouse.run.chain import plan_jobs
@@ -189,9 +189,8 @@ def _pin(
         # If item 2 becomes two examples, rows come from items [0 2 2]. They are numbered 0, 1, 2
         # while they are tokenized, so that each can be identified afterwards.
         origin = rendered.formatted["row"].to_pylist()
-        at = rendered.formatted.schema.get_field_index("row")
         numbers = pa.array(range(len(origin)), pa.int64())  # an item may give several rows
-        numbered = rendered.formatted.set_column(at, FORMATTED.field("row"), numbers)
+        numbered = with_column(rendered.formatted, "row", numbers)
         tokenized = tokenize_table(
             numbered, snapshot, config, tokenizers, cut_at_spans=cuts_prompts(recipe)
         )

@@ -462,7 +462,7 @@ def audit_packs(packs: pa.RecordBatch, is_control: Bools, is_blank: Bools) -> di
     ids, offsets = flat_list(packs["input_ids"])
     lengths, _ = flat_list(packs["seq_lengths"])
     ranges = read_ranges(packs["trained_ranges"])
-    rows = ranges.row_of_each()
+    rows = ranges.rows
     ends = ranges.ends + offsets[rows].astype(np.int64)
     # Sequences of [3 2] tokens end at [3 5], trained ranges end at [2 5]: both sequences have a
     # trained token, and the second one ends with it.
@@ -482,7 +482,7 @@ def audit_packs(packs: pa.RecordBatch, is_control: Bools, is_blank: Bools) -> di
     return {
         "packs": packs.num_rows,
         "sequences": len(lengths),
-        "untrained_packs": int(((ranges.counts() == 0) & ~has_label).sum()),
+        "untrained_packs": int(((ranges.counts == 0) & ~has_label).sum()),
         "untrained_sequences": int((~is_trained).sum()),
         "cut_sequences": int(is_cut.sum()),
     }

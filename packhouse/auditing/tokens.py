@@ -128,11 +128,11 @@ class PlacedTokens(Tokens):
         texts = flat_texts(formatted["text"])
         placed = locate_by_widths(*texts, ids, offsets, pipeline, compares=compares)
         ranges = read_ranges(tokenized["trained_ranges"])
-        rows = ranges.row_of_each()
+        rows = ranges.rows
         spans = Spans.of(one_chunk(formatted["content_spans"]), placed.bases)
         # Ranges that differ from those due, in number or in place.
         due = train_ranges(placed, Spans.of(one_chunk(formatted["trained_spans"]), placed.bases))
-        num_ranges, num_due = ranges.counts(), np.diff(due.offsets)
+        num_ranges, num_due = ranges.counts, np.diff(due.offsets)
         is_misplaced = num_ranges != num_due
         own, others = np.repeat(~is_misplaced, num_ranges), np.repeat(~is_misplaced, num_due)
         is_other = ranges.starts[own] != due.starts[others]

@@ -174,7 +174,7 @@ def fingerprint_table(
     flat = FlatMessages.of(validated["messages"])
     normal = {name: _normal(flat[name]) for name in ("content", "context", "reasoning")}
     asides = [one_chunk(validated[name]) for name in ("tools", "label", "arguments", "weight")]
-    messages = flat.replace(**normal).to_lists()
+    messages = flat.to_lists(**normal)
     shingles, offsets = np.zeros(0, np.uint32), np.zeros(num_rows + 1, np.int64)
     minhashes = np.zeros((num_rows, 0), np.uint32)
     if config.near != "ignore":

@@ -116,12 +116,12 @@ class _Records:
         before = np.cumsum([0] + [len(each.starts) for each in ranges])
         offsets = [each.offsets + base for each, base in zip(ranges, before, strict=False)]
         self.ranges = Ranges(
+            _concatenate([each.astype(np.int32) for each in offsets]),
             _concatenate([each.starts for each in ranges]),
             _concatenate([each.ends for each in ranges]),
-            _concatenate([each.astype(np.int32) for each in offsets]),
         )
         weights = [
-            flat_weights(batch["range_weights"], each.counts())
+            flat_weights(batch["range_weights"], each.counts)
             for batch, each in zip(batches, ranges, strict=True)
         ]
         self.weights: Float32s | None = None

@@ -183,7 +183,7 @@ def trained_tokens(batch: pa.RecordBatch | pa.Table, offsets: np.ndarray) -> Boo
         labels, _ = flat_list(batch["labels"])
         return np.asarray(labels != IGNORE_INDEX)
     ranges = read_ranges(batch["trained_ranges"])
-    base = offsets[:-1][ranges.row_of_each()]
+    base = offsets[:-1][ranges.rows]
     return trained_mask(ranges.starts + base, ranges.ends + base, int(offsets[-1]))
 
 
@@ -202,9 +202,9 @@ def expand_weights(batch: pa.RecordBatch) -> Float32s:
     """
     _, offsets = flat_list(batch["input_ids"])
     ranges = read_ranges(batch["trained_ranges"])
-    base = offsets[:-1][ranges.row_of_each()].astype(np.int64)
+    base = offsets[:-1][ranges.rows].astype(np.int64)
     weights = np.zeros(int(offsets[-1]), np.float32)
-    of_ranges = flat_weights(batch["range_weights"], ranges.counts())
+    of_ranges = flat_weights(batch["range_weights"], ranges.counts)
     of_ranges = np.ones(len(ranges.starts), np.float32) if of_ranges is None else of_ranges
     lengths = ranges.ends - ranges.starts
     tokens = np.repeat(ranges.starts + base, lengths) + count_up(lengths)
@@ -375,7 +375,7 @@ def _faults(
     else:
         # Row 0 has ranges (1, 3) and (4, 6), row 1 has (0, 2): rows are [0 0 1], first of their row
         # [1 0 1], and previous ends in the row [0 3 0].
-        row = ranges.row_of_each()
+        row = ranges.rows
         is_first = np.diff(row, prepend=-1) != 0
         end_before = np.where(is_first, 0, np.append(0, ranges.ends)[:-1])
         for bad, said in (
@@ -410,7 +410,7 @@ def _faults(
     if ranges is not None and "range_weights" in batch.schema.names:
         column = one_chunk(batch["range_weights"])
         is_given = column.is_valid().to_numpy(zero_copy_only=False)
-        due = np.where(is_given, ranges.counts(), 0)
+        due = np.where(is_given, ranges.counts, 0)
         num_weights = column.value_lengths().fill_null(0).to_numpy()
         yield _unequal("range_weights", num_weights, due, "trained ranges")
         weights = column.drop_null().flatten().to_numpy(zero_copy_only=False)

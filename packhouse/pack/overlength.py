@@ -136,7 +136,7 @@ def apply_over_length(tokenized: pa.Table, config: PackConfig) -> Admitted:
     # Copy, so that the mapped shard can be released.
     num_tokens = np.array(tokenized["num_tokens"].to_numpy(), np.int32)
     ranges = read_ranges(tokenized["trained_ranges"])
-    row = ranges.row_of_each()
+    row = ranges.rows
     lengths = num_tokens.copy()
     reasons = np.zeros(len(lengths), dtype=np.uint8)
     over = num_tokens > config.seq_len
@@ -165,7 +165,7 @@ def apply_over_length(tokenized: pa.Table, config: PackConfig) -> Admitted:
     has_trained = np.zeros(len(lengths), dtype=np.bool_)
     has_trained[row[trains]] = True
     has_label = tokenized["label"].is_valid().to_numpy(zero_copy_only=False)
-    untrained = ~has_trained & ~(has_label & (ranges.counts() == 0))
+    untrained = ~has_trained & ~(has_label & (ranges.counts == 0))
     reasons[untrained & (reasons == _KEPT)] = _NOTHING_TRAINED
     kept = np.flatnonzero(reasons == _KEPT).astype(np.int32)
     return Admitted(kept, lengths[kept], reasons, num_tokens)

@@ -45,20 +45,16 @@ class DelimitedFile(TextFile):
 
     delimiter: str = ","
 
-    def begin(self, *, at_end: bool) -> bool:
-        """Read the header."""
-        if not super().begin(at_end=at_end):
-            return False
-        head = bytes(self.buffer)
-        ends = record_ends(head, self.delimiter, is_whole=at_end)
-        if not len(ends) and not at_end:
-            self.check_record_size()
-            return False
-        end = int(ends[0]) if len(ends) else len(head)
-        line = head[:end]
-        self.skip(end)
+    def begin(self, head: bytearray) -> int:
+        """Read the header; return its end."""
+        start = super().begin(head)
+        data = bytes(head[start:])
+        ends = record_ends(data, self.delimiter)
+        if not len(ends):
+            ends = record_ends(data, self.delimiter, is_whole=True)
+        line = data[: ends[0]] if len(ends) else data
         if not line.strip():
-            return True
+            return start + len(line)
         try:
             text = line.decode("utf-8").rstrip("\r\n")
             names = next(csv.reader([text], delimiter=self.delimiter))
@@ -82,7 +78,7 @@ class DelimitedFile(TextFile):
                 f"source file '{self.uri}' has two columns named {twice[0]!r}. Rename one of them"
             )
         self.header = tuple(names)
-        return True
+        return start + len(line)
 
     def boundary(self, data: bytearray) -> int | None:
         """Return the last record end within a shard's size, else the first one after it."""
@@ -96,27 +92,27 @@ class DelimitedFile(TextFile):
             return int(within[-1])
         return int(ends[0]) if len(ends) else None
 
-    def find_open(self) -> tuple[int, str]:
+    def find_open(self, data: bytearray) -> tuple[int, str]:
         """Return the offset of the quote that is never closed."""
-        array = np.frombuffer(self.buffer, np.uint8)
+        array = np.frombuffer(data, np.uint8)
         quotes, newlines = np.flatnonzero(array == _QUOTE), np.flatnonzero(array == _NEWLINE)
         for start, end in _quoted_fields(array, quotes, newlines, ord(self.delimiter), False)[-1:]:
             if end == len(array):
                 return start, "the quote opened at {} is never closed"
         return 0, "the row that begins at {} does not end"
 
-    def count(self, size: int, *, is_last: bool) -> int | None:
+    def count(self, data: bytearray, *, is_last: bool) -> int | None:
         """Count records, without blank lines.
 
         Raises:
             SourceError: there are more than fit the memory of a worker.
         """
-        num_records = len(self.spans(self.buffer[:size]))
+        num_records = len(self.spans(data))
         if num_records > MAX_RECORDS:
             raise SourceError(
-                f"source file '{self.uri}' has {num_records:,} records in {size:,} bytes; a shard "
-                f"can have at most {MAX_RECORDS:,}. Check the file and its file_format; if both "
-                "are right, lower shard_mb"
+                f"source file '{self.uri}' has {num_records:,} records in {len(data):,} bytes; a "
+                f"shard can have at most {MAX_RECORDS:,}. Check the file and its file_format; if "
+                "both are right, lower shard_mb"
             )
         return num_records
 
@@ -126,7 +122,7 @@ class DelimitedFile(TextFile):
             return []
         rows: list[object] = [dict.fromkeys(self.header, "")]
         if not MESSAGE_FIELDS.isdisjoint(self.header):  # only the texts tell the keys of messages
-            rows += parse_delimited(head, self.header, self.delimiter, len(head) + 1).rows[1:]
+            rows += parse_delimited(head, self.header, self.delimiter, len(head) + 1).rows
         return rows
 
     def spans(self, data: bytes | bytearray) -> Ints:

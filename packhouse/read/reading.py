@@ -28,7 +28,14 @@ from packhouse.read.extra_fields import (
     find_extra_fields,
     look_at_extra_fields,
 )
-from packhouse.read.records import MAX_BAD_ROWS, Failure, Rows, gc_paused, unwrapped
+from packhouse.read.records import (
+    MAX_BAD_ROWS,
+    Failure,
+    Records,
+    Rows,
+    gc_paused,
+    unwrapped,
+)
 from packhouse.read.row_formats import (
     Adapted,
     RowOptions,
@@ -36,14 +43,14 @@ from packhouse.read.row_formats import (
     read_options,
     row_format_called,
 )
-from packhouse.read.shards import Part, SourceShard, read_parts
+from packhouse.read.shards import SourceShard, read_parts
 from packhouse.read.streams import name_row
 from packhouse.read.where_select import reshape
 from packhouse.recipe import SourceConfig, ValidateConfig
 from packhouse.records.identity import GroupBy, conversation_ids, group_keys, pair_ids
 from packhouse.records.lists import one_chunk
 from packhouse.records.messages import role_violations
-from packhouse.records.tables import DROPPED, QUARANTINED, VALIDATED, write_table
+from packhouse.records.tables import DROPPED, QUARANTINED, VALIDATED, with_column, write_table
 
 # Original bytes of rows, for the quarantine and for messages.
 
@@ -72,9 +79,10 @@ def raw_rows(
     found: dict[int, tuple[bytes, int | None]] = {}
     with gc_paused():
         for part in read_parts(shard, rules) if rows else ():
-            end = part.row_start + part.records.num_records
+            end = part.row_start + part.num_records
             inside = [row for row in rows if part.row_start <= row < end]
-            found |= zip(inside, read_raw(part, inside), strict=True)
+            numbers = [row - part.row_start for row in inside]
+            found |= zip(inside, read_raw(part, numbers), strict=True)
     return found
 
 
@@ -90,10 +98,9 @@ def with_raw_rows(quarantined: pa.Table, shard: SourceShard, rules: ValidateConf
         return quarantined
     found = raw_rows(shard, rules, rows)
     for name, values in raw_columns([found[row] for row in rows]).items():
-        field = QUARANTINED.field(name)
-        place = QUARANTINED.get_field_index(name)
-        filled = pc.replace_with_mask(quarantined[name], lacks_bytes, pa.array(values, field.type))
-        quarantined = quarantined.set_column(place, field, filled)
+        new = pa.array(values, QUARANTINED.field(name).type)
+        filled = pc.replace_with_mask(quarantined[name], lacks_bytes, new)
+        quarantined = with_column(quarantined, name, filled)
     return quarantined
 
 
@@ -107,22 +114,21 @@ def raw_columns(found: list[tuple[bytes, int | None]]) -> dict[str, list[object]
     }
 
 
-def place_of(part: Part, index: int) -> tuple[int, int | None]:
+def place_of(part: Records, index: int) -> tuple[int, int | None]:
     """Return the number in the file and the byte offset of the row at an index of `rows`."""
-    number = int(part.records.numbers[index])
+    number = int(part.numbers[index])
     ((_, offset),) = read_raw(part, [number])
-    return number, offset
+    return part.row_start + number, offset
 
 
-def read_raw(part: Part, numbers: Sequence[int]) -> Iterator[tuple[bytes, int | None]]:
+def read_raw(part: Records, numbers: Sequence[int]) -> Iterator[tuple[bytes, int | None]]:
     """Yield the bytes of records and their offset in the uncompressed file (None without bytes)."""
-    records = part.records
-    if records.spans is not None:
-        for start, end in records.spans[[n - part.row_start for n in numbers]].tolist():
+    if part.spans is not None:
+        for start, end in part.spans[list(numbers)].tolist():
             piece = part.data[start:end]
             yield piece.strip(), part.byte_start + start + len(piece) - len(piece.lstrip())
     else:  # rows of Parquet and Arrow have no bytes: they are shown as JSON
-        rows = dict(zip(records.numbers.tolist(), records.rows, strict=True)) | records.failed
+        rows = dict(zip(part.numbers.tolist(), part.rows, strict=True)) | part.failed
         for number in numbers:
             row = rows.get(number)
             yield orjson.dumps(row, default=repr, option=orjson.OPT_NON_STR_KEYS), None
@@ -181,7 +187,7 @@ def read_shard(
         SourceError: the file changed since the scan, mixes formats, or cannot be read.
         TransientError: the storage did not answer.
     """
-    reader = _Reader(config, rules, group_by, UnreadTexts(config))
+    reader = _Reader(shard, config, rules, group_by, UnreadTexts(config))
     with gc_paused():
         parts = list(map(reader.read, read_parts(shard, rules)))  # frees each part
     notes, fields = Counter(shard.notes), Counter[str]()
@@ -211,24 +217,29 @@ def read_shard(
 class _Reader:
     """Turns the records of a shard into tables, part by part."""
 
+    shard: SourceShard
     config: SourceConfig
     rules: ValidateConfig
     group_by: GroupBy
     unread_texts: UnreadTexts
     num_bad: int = 0
 
-    def read(self, part: Part) -> ShardRows:
+    def read(self, records: Records) -> ShardRows:
         """Check the rows of a part and give them ids.
 
         `records.rows` shrinks from stage to stage. Its other lists shrink with it, so an index is
-        valid until the next stage. Failures and dropped rows have numbers in the file.
+        valid until the next stage. Failures and dropped rows have record numbers.
 
         Example: record 1 of [0, 1, 2, 3, 4] is not JSON, `where` drops 3, and 4 has no answer. The
         rows are those of [0, 2, 3, 4], then of [0, 2, 4], which become conversations with the
         origins 0, 1 and 2; the rules keep 0 and 1. Quarantined are [1, 4], dropped [3].
         """
-        shard, records, config = part.shard, part.records, self.config
-        name_row_of = partial(self._name_of, part)
+        shard, config = self.shard, self.config
+        place = partial(place_of, records)
+
+        def name_row_of(index: int) -> str:
+            return name_row(shard.uri, *place(index), shard.encoding)
+
         # Leave the rows that `where` keeps, in the form that `select` and `media` give them.
         if config.unwrap:
             records.rows = Rows(unwrapped(records.rows))
@@ -239,7 +250,7 @@ class _Reader:
                 else failure
                 for failure in records.failures
             ]
-        dropped = self._reshape(part) if config.is_reshaped else []
+        dropped = self._reshape(records) if config.is_reshaped else []
         has_media: set[int] = set()
         if config.media == "drop_parts":
             records.rows, has_media = drop_media_parts(records.rows)
@@ -248,7 +259,7 @@ class _Reader:
         row_format = shard.row_format
         if row_format == "auto":  # the file has only bare values, which are rows in no format
             row_format = "text"
-            self._check_bad(part, len(records.rows))
+            self._check_bad(records, len(records.rows))
         elif config.format == "auto":
             check_same_format(records.rows, name_row_of, row_format, config.fields, shard.uri)
         extra = find_extra_fields(records.rows.layouts, row_format, config)
@@ -259,7 +270,7 @@ class _Reader:
             has_media, media_fields = has_media | media_fields.keys(), {}
         records.reject(media_fields)
         options = read_options(records, config)
-        self._check_bad(part, len(records.failures))
+        self._check_bad(records, len(records.failures))
         # Rows become conversations.
         adapted = row_format_called(row_format).read_all(records.rows, config)
         kept, bad = _apply_rules(adapted, self.rules, row_format)
@@ -268,7 +279,7 @@ class _Reader:
         if config.media == "drop_rows":
             dropped += [failure for failure in failures if failure.reason == "media"]
             failures = [failure for failure in failures if failure.reason != "media"]
-        self._check_bad(part, len(failures))
+        self._check_bad(records, len(failures))
         self.num_bad += len(failures)
         # Conversations become a table; for pairs, chosen and rejected conversations alternate.
         is_paired = row_format == "pairs"
@@ -277,16 +288,13 @@ class _Reader:
             sides = [kept.take(np.arange(side, len(kept.origin), 2)) for side in (0, 1)]
         arguments = options.arguments.take(pa.array(kept.origin))
         unread = adapted.unread_fields
-        self.unread_texts.count(records, extra, unread, kept, arguments, partial(place_of, part))
-        validated = self._validated(part, sides, options.take(sides[0].origin))
-        rejected = None
-        if is_paired:
-            place, column = VALIDATED.get_field_index("messages"), VALIDATED.field("messages")
-            rejected = validated.set_column(place, column, sides[1].messages)
+        self.unread_texts.count(records, extra, unread, kept, arguments, place)
+        validated = self._validated(records, sides, options.take(sides[0].origin))
+        rejected = with_column(validated, "messages", sides[1].messages) if is_paired else None
         return ShardRows(
             validated=validated,
-            quarantined=_refused(part, failures, QUARANTINED),
-            dropped=_refused(part, dropped, DROPPED),
+            quarantined=self._refused(records, failures, QUARANTINED),
+            dropped=self._refused(records, dropped, DROPPED),
             num_records=records.num_records,
             extra_paths=0 if is_paired else len(adapted.origin) - len(np.unique(adapted.origin)),
             extra_fields=extra_fields | {IN_MESSAGES + name: n for name, n in unread.items()},
@@ -296,14 +304,10 @@ class _Reader:
             rejected=rejected,
         )
 
-    def _name_of(self, part: Part, index: int) -> str:
-        return name_row(part.shard.uri, *place_of(part, index), part.shard.encoding)
-
-    def _reshape(self, part: Part) -> list[Failure]:
+    def _reshape(self, records: Records) -> list[Failure]:
         """Apply `where` and `select` to the rows; return those that `where` leaves out."""
-        records = part.records
-        reshaped = reshape(records.rows, self.config, part.shard.columns or {})
-        self._check_bad(part, len(records.failures) + len(reshaped.failures))
+        reshaped = reshape(records.rows, self.config, self.shard.columns or {})
+        self._check_bad(records, len(records.failures) + len(reshaped.failures))
         if records.spans is None:  # no bytes to show later, so keep the rows before `select`
             records.failed |= dict(zip(records.numbers.tolist(), records.rows, strict=True))
         records.failures += records.failures_of(reshaped.failures)
@@ -313,7 +317,7 @@ class _Reader:
         records.rows, records.numbers = reshaped.rows, records.numbers[reshaped.places]
         return dropped
 
-    def _validated(self, part: Part, sides: list[Adapted], options: RowOptions) -> pa.Table:
+    def _validated(self, records: Records, sides: list[Adapted], options: RowOptions) -> pa.Table:
         """Return the table of conversations; for pairs the chosen ones, with ids of both sides."""
         kept = sides[0]
         tools = pc.coalesce(kept.tools, options.tools)
@@ -325,21 +329,36 @@ class _Reader:
         ]
         ids = pair_ids(*names) if len(names) == 2 else names[0]
         groups = group_keys(kept.messages, ids, self.group_by)
-        rows = pa.array(part.records.numbers[kept.origin], pa.int64())
+        rows = pa.array(records.row_start + records.numbers[kept.origin], pa.int64())
         source = pa.DictionaryArray.from_arrays(
-            pa.array(np.zeros(len(rows), np.int32)), pa.array([part.shard.file])
+            pa.array(np.zeros(len(rows), np.int32)), pa.array([self.shard.file])
         )
         columns = [ids, source, rows, kept.messages, tools, *given, kept.labels, groups]
         return pa.Table.from_arrays(columns, schema=VALIDATED)
 
-    def _check_bad(self, part: Part, number: int) -> None:
+    def _refused(self, records: Records, failures: list[Failure], schema: pa.Schema) -> pa.Table:
+        """Return the table of quarantined or dropped records, in file order."""
+        failures = sorted(failures)
+        numbers, reasons, details = zip(*failures, strict=True) if failures else ((), (), ())
+        columns: dict[str, Sequence[object]] = {
+            "source": [self.shard.file] * len(failures),
+            "row": [records.row_start + number for number in numbers],
+            "reason": reasons,
+            "detail": details,
+        }
+        if schema is QUARANTINED:
+            columns["step"] = ["validate"] * len(failures)
+            columns |= raw_columns(list(read_raw(records, numbers)) if failures else [])
+        return pa.table({name: columns[name] for name in schema.names}, schema=schema)
+
+    def _check_bad(self, records: Records, number: int) -> None:
         """Refuse a shard with too many bad rows, before they fill memory."""
         if self.num_bad + number > MAX_BAD_ROWS:
             raise SourceError(
-                f"source file '{part.shard.uri}' has more than {MAX_BAD_ROWS:,} bad rows, counted "
-                f"from row {part.row_start:,}. Check that it is the right file, and that format "
+                f"source file '{self.shard.uri}' has more than {MAX_BAD_ROWS:,} bad rows, counted "
+                f"from row {records.row_start:,}. Check that it is the right file, and that format "
                 "and file_format are right",
-                uri=part.shard.uri,
+                uri=self.shard.uri,
                 max_bad_rows=MAX_BAD_ROWS,
             )
 
@@ -367,22 +386,6 @@ def _apply_rules(
         good = np.repeat(good.reshape(-1, 2).all(axis=1), 2)
         bad = list({why[0]: why for why in reversed(bad)}.values())
     return adapted.take(np.flatnonzero(good)), bad
-
-
-def _refused(part: Part, failures: list[Failure], schema: pa.Schema) -> pa.Table:
-    """Return the table of quarantined or dropped records, in file order."""
-    failures = sorted(failures)
-    numbers, reasons, details = zip(*failures, strict=True) if failures else ((), (), ())
-    columns: dict[str, Sequence[object]] = {
-        "source": [part.shard.file] * len(failures),
-        "row": numbers,
-        "reason": reasons,
-        "detail": details,
-    }
-    if schema is QUARANTINED:
-        columns["step"] = ["validate"] * len(failures)
-        columns |= raw_columns(list(read_raw(part, numbers)) if failures else [])
-    return pa.table({name: columns[name] for name in schema.names}, schema=schema)
 
 
 def _bidi_rows(messages: pa.Array) -> int:

@@ -10,13 +10,14 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from packhouse.errors import SourceError
 from packhouse.read.delimited import DELIMITERS, DelimitedFile
-from packhouse.read.file_formats import BOM, Compression, compression_of, format_of
+from packhouse.read.file_formats import Compression, compression_of, format_of
 from packhouse.read.files import (
     SourceFile,
     file_errors,
@@ -31,6 +32,7 @@ from packhouse.read.row_formats import check_fields, find_row_format, row_format
 from packhouse.read.streams import CHUNK_BYTES, FileStream, read_range
 from packhouse.read.tabular import TABULAR, decode_head, parse_tables
 from packhouse.read.text_files import (
+    HEAD_BYTES,
     MAX_RECORD_BYTES,
     ArrayFile,
     LinesFile,
@@ -60,8 +62,6 @@ TEXT_FILES: dict[FileFormat, Callable[..., TextFile]] = {
 
 MAX_SHARD_BYTES = 32 * 2**20
 """Uncompressed bytes of a shard. Bounds the memory of a step and the work for an appended row."""
-HEAD_BYTES = 2**20
-"""Uncompressed bytes from which formats are detected."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -191,7 +191,7 @@ def _scan_file(
     shards = [replace(whole, **asdict(cut)) for cut in cuts]
     row_format: str = config.format
     if row_format == "auto" and not config.is_reshaped:
-        sample = text_file.sample(head[:HEAD_BYTES].removeprefix(BOM))
+        sample = text_file.sample(head[text_file.first : HEAD_BYTES])
         row_format = find_row_format(sample, config, file.uri)
         if row_format == "auto":  # the head has no row that tells: look at all rows
             row_format = _format_of_all(shards, config)
@@ -250,21 +250,7 @@ def _group_ranges(sizes: list[tuple[int, int]], max_shard_bytes: int) -> Iterato
 # A shard is read in parts.
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A part of a shard that is parsed on its own."""
-
-    shard: SourceShard
-    row_start: int
-    """Number of its first record in the file."""
-    byte_start: int
-    data: bytes
-    """Empty for columnar formats, whose rows have no bytes."""
-    records: Records
-    """Numbered as in the file."""
-
-
-def read_parts(shard: SourceShard, rules: ValidateConfig) -> Iterator[Part]:
+def read_parts(shard: SourceShard, rules: ValidateConfig) -> Iterator[Records]:
     """Parse a shard part by part, in order, so that only the rows of one part are in memory."""
     data = b""
     blocks: Iterable[tuple[int, int, Records]]
@@ -290,19 +276,20 @@ def read_parts(shard: SourceShard, rules: ValidateConfig) -> Iterator[Part]:
             blocks = text_file.blocks(data, *limits)
     row = shard.row_start
     for start, end, records in blocks:
-        records.number_from(row)
-        yield Part(shard, row, shard.byte_start + start, data[start:end], records)
+        records.row_start, records.byte_start = row, shard.byte_start + start
+        records.data = data[start:end]
+        yield records
         row += records.num_records
 
 
 def _joined(tables: Iterable[Records]) -> Records:
     rows, numbers, every = Rows(), [np.arange(0)], Records(Rows(), np.arange(0), 0)
     for records in tables:
-        records.number_from(every.num_records)
+        first = every.num_records
         rows += records.rows
-        numbers.append(records.numbers)
-        every.failures += records.failures
-        every.failed |= records.failed
+        numbers.append(records.numbers + first)
+        every.failures += [bad._replace(number=bad.number + first) for bad in records.failures]
+        every.failed |= {number + first: row for number, row in records.failed.items()}
         every.num_records += records.num_records
     every.rows, every.numbers = Rows(rows), np.concatenate(numbers)
     return every
@@ -422,9 +409,8 @@ def _with_columns(files: list[list[SourceShard]], config: SourceConfig) -> list[
         else:
             for name in first.header or ():  # CSV has columns even without rows
                 kinds.setdefault(name, "text")
-            for records in (
-                part.records for shard in shards for part in read_parts(shard, _ANY_SIZE)
-            ):
+            parts = (read_parts(shard, _ANY_SIZE) for shard in shards)
+            for records in chain.from_iterable(parts):
                 values = unwrapped(records.rows) if config.unwrap else records.rows
                 has_rows |= len(values) > 0
                 rows = [row for row in values if type(row) is dict]
@@ -449,8 +435,8 @@ def _with_columns(files: list[list[SourceShard]], config: SourceConfig) -> list[
 def _format_of_all(shards: Sequence[SourceShard], config: SourceConfig) -> str:
     """Return the format of the first row that has one, after `where` and `select`; else `auto`."""
     for shard in shards:
-        for part in read_parts(shard, _ANY_SIZE):
-            rows: list[Any] = part.records.rows
+        for records in read_parts(shard, _ANY_SIZE):
+            rows: list[Any] = records.rows
             if config.is_reshaped:
                 rows = unwrapped(rows) if config.unwrap else rows
                 rows = reshape(rows, config, shard.columns or {}).rows

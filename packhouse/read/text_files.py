@@ -1,9 +1,9 @@
 """Cut text files into shards of whole records, and parse the shards.
 
 A subclass of `TextFile` for each kind of file finds record boundaries and parses records; JSON
-Lines is the simplest. It is fed a file's uncompressed bytes in chunks, buffers those of the current
-shard, and cuts at the last record boundary within `max_shard_bytes`. Chunk sizes never change a
-cut.
+Lines is the simplest. `cut` is fed a file's uncompressed bytes in chunks, buffers those of the
+current shard, and cuts at the last record boundary within `max_shard_bytes`. Chunk sizes never
+change a cut.
 """
 
 import hashlib
@@ -15,8 +15,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cache, partial
-from itertools import islice, pairwise
-from typing import Any
+from itertools import chain, islice, pairwise
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +42,9 @@ SAMPLE_ROWS = 100
 MAX_RECORD_BYTES = 2**26
 """A longer record means that a quote or bracket was left open. Bounds memory."""
 
+HEAD_BYTES = 2**20
+"""Uncompressed bytes from which formats are detected, and within which the first record begins."""
+
 BLOCK_BYTES = 2**21
 """Bytes parsed at a time, unless a record is longer. Large enough that the cost per block is small,
 and small enough that its rows stay in the processor's cache: 1 MB blocks take a third of the time
@@ -66,6 +69,9 @@ class Cut:
 class TextFile(ABC):
     """One kind of text file: cuts a file into shards and parses them."""
 
+    separator: ClassVar[re.Pattern[bytes]] = re.compile(b"")
+    """Bytes between two shards."""
+
     uri: str
     """For messages."""
     max_shard_bytes: int = 0
@@ -79,10 +85,12 @@ class TextFile(ABC):
     """Encoding of the file, to find line numbers for messages."""
     max_record_bytes: int = MAX_RECORD_BYTES
     """A longer record is refused."""
-    buffer: bytearray = field(default_factory=bytearray)
+    first: int = 0
+    """Offset in the file of its first record; known after `cut`."""
     position: int = 0
-    """Offset in the file of the buffer's first byte."""
+    """Offset in the file of the data that is cut or parsed."""
     num_rows: int = 0
+    """Records before this position."""
     notes: dict[str, int] = field(default_factory=dict)
 
     @abstractmethod
@@ -93,11 +101,16 @@ class TextFile(ABC):
     def spans(self, data: bytes | bytearray) -> Ints:
         """Return start and end of each record, shape [num_records, 2]."""
 
+    def bounds(self, data: bytes | bytearray) -> Iterator[tuple[int, int]]:
+        """Yield the bounds of blocks of whole records; one if there are none, or they are small."""
+        yield 0, len(data)
+
     def blocks(
         self, data: bytes, max_row_bytes: int, num_rows: int | None = None
     ) -> Iterator[tuple[int, int, Records]]:
         """Yield start, end and records of blocks of a shard, to bound memory; see `parse`."""
-        yield 0, len(data), self.parse(data, max_row_bytes, num_rows)
+        for start, end in self.bounds(data):
+            yield start, end, self.parse(data[start:end], max_row_bytes, num_rows)
 
     def parse(self, data: bytes, max_row_bytes: int, num_rows: int | None = None) -> Records:
         """Parse a whole shard.
@@ -113,10 +126,10 @@ class TextFile(ABC):
         return parse_pieces(data, self.spans(data), max_row_bytes)
 
     def sample(self, head: bytes) -> list[object]:
-        """Return the first rows that are valid JSON, to detect their format; called after `cut`.
+        """Return the first rows that are valid JSON, to detect their format.
 
         Args:
-            head: first bytes of the file, without a byte-order mark.
+            head: first bytes of the file, from its first record.
         """
         rows: list[object] = []
         for start, end in self.spans(head)[:SAMPLE_ROWS]:
@@ -124,93 +137,88 @@ class TextFile(ABC):
                 rows.append(orjson.loads(head[start:end]))
         return rows
 
-    def count(self, size: int, *, is_last: bool) -> int | None:
-        """Count records in a shard, the buffer's first `size` bytes; None if unknown but not 0."""
-        return len(self.spans(self.buffer[:size]))
+    def count(self, data: bytearray, *, is_last: bool) -> int | None:
+        """Count the records of a shard; None if unknown but not 0."""
+        # In blocks to bound memory: a file can have half as many records as bytes.
+        return sum(len(self.spans(data[start:end])) for start, end in self.bounds(data))
 
-    def begin(self, *, at_end: bool) -> bool:
-        """Skip what precedes the first record; return False if more bytes are needed."""
-        if len(self.buffer) < len(BOM) and not at_end:
-            return False
-        if self.position == 0 and self.buffer.startswith(BOM):
-            self.notes["bom"] = 1
-            self.skip(len(BOM))
-        return True
+    def begin(self, head: bytearray) -> int:
+        """Return the offset of the first record, after a byte-order mark.
 
-    def after_cut(self) -> None:  # noqa: B027 - lines have no separator besides the newline
-        """Drop the separator between the shard just taken and the next."""
+        Args:
+            head: the file's first `HEAD_BYTES`, or all of a shorter file.
+        """
+        if not head.startswith(BOM):
+            return 0
+        self.notes["bom"] = 1
+        return len(BOM)
 
-    def end_of_file(self) -> None:  # noqa: B027 - nothing follows the last line
-        """Check and drop what follows the last record."""
+    def end(self, rest: bytearray) -> int:
+        """Return the end of the last record, after checking what follows it."""
+        return len(rest)
 
     def cut(self, chunks: Iterable[bytes]) -> Iterator[Cut]:
         """Yield the shards of a file; a file without rows gives one empty shard."""
-        has_begun = False
-        searched = 0  # buffer size at the last search without a boundary
-        for chunk in chunks:
-            self.buffer += chunk
-            has_begun = has_begun or self.begin(at_end=False)
-            # Each search scans the whole buffer, so after a failure wait until the buffer doubles:
-            # a record of 512 MiB is searched 4 times after 32 MiB, not once per chunk.
-            while has_begun and len(self.buffer) > max(self.max_shard_bytes, 2 * searched):
-                end = self.boundary(self.buffer)
-                if end is None:
-                    searched = len(self.buffer)
-                    self.check_record_size()
-                else:
-                    searched = 0
-                    yield self._take(end)
-        if not has_begun:
-            self.begin(at_end=True)
-        while len(self.buffer) > self.max_shard_bytes:
-            end = self.boundary(self.buffer)
-            if end is None or end >= len(self.buffer):
-                break
-            yield self._take(end)
-        self.end_of_file()
-        if self.buffer or self.num_rows == 0:
-            yield self._take(len(self.buffer))
+        chunks, buffer = iter(chunks), bytearray()
+        while len(buffer) < HEAD_BYTES and (chunk := next(chunks, None)) is not None:
+            buffer += chunk
+        self.position = self.first = self.begin(buffer)
+        del buffer[: self.first]
+        searched = 0  # size of the buffer at the last search without a boundary
+        for chunk in chain([b""], chunks, [None]):  # None: the file has ended
+            is_end = chunk is None
+            buffer += chunk or b""
+            while buffer or is_end:
+                end = None
+                # Each search scans the whole buffer, so after a failure wait until the buffer
+                # doubles: a record of 512 MiB is searched 4 times after 32 MiB, not once per chunk.
+                if len(buffer) > max(self.max_shard_bytes, 0 if is_end else 2 * searched):
+                    end = self.boundary(buffer)
+                    searched = len(buffer) if end is None else 0
+                    if end is None and not is_end:
+                        self.check_record_size(buffer)
+                is_last = is_end and (end is None or end >= len(buffer))
+                if is_last:
+                    end = self.end(buffer)
+                if end is None or (is_last and not end and self.num_rows):
+                    break
+                num_rows = self.count(buffer[:end], is_last=is_last)
+                with memoryview(buffer) as view:
+                    sha256 = hashlib.sha256(view[:end]).hexdigest()
+                after = self.position + end
+                yield Cut(self.position, after, self.num_rows, num_rows, sha256)
+                self.num_rows += 1 if num_rows is None else num_rows
+                between_shards = self.separator.match(buffer, end)
+                end = end if between_shards is None else between_shards.end()
+                self.position += end
+                del buffer[:end]
+                if is_last:
+                    break
         if self.num_rows == 0:
             self.notes["empty_files"] = 1
 
-    def skip(self, size: int) -> None:
-        """Drop bytes before the next shard."""
-        del self.buffer[:size]
-        self.position += size
-
-    def check_record_size(self) -> None:
+    def check_record_size(self, data: bytearray) -> None:
         """Refuse a record that does not end.
 
         Raises:
             SourceError: the message tells where the record begins.
         """
-        if len(self.buffer) > self.max_record_bytes:
-            offset, what = self.find_open()
+        if len(data) > self.max_record_bytes:
+            offset, what = self.find_open(data)
             place = self.position + offset
             line = name_row(self.uri, self.num_rows, place, self.encoding)
             raise SourceError(
                 f"source file '{self.uri}': {what.format(line)}, within "
-                f"{len(self.buffer):,} bytes. Correct the file there; if the row really is that "
+                f"{len(data):,} bytes. Correct the file there; if the row really is that "
                 "long, raise `validate.max_row_bytes`",
                 uri=self.uri,
                 row=self.num_rows,
                 byte_offset=place,
             )
 
-    def find_open(self) -> tuple[int, str]:
+    def find_open(self, data: bytearray) -> tuple[int, str]:
         """Return the offset of what is left open, and a message with a place for its line."""
         return 0, "the row that begins at {} does not end (for rows inside it, set `rows_at`)"
-
-    def _take(self, size: int) -> Cut:
-        num_rows = self.count(size, is_last=size == len(self.buffer))
-        with memoryview(self.buffer) as view:
-            sha256 = hashlib.sha256(view[:size]).hexdigest()
-        end = self.position + size
-        cut = Cut(self.position, end, self.num_rows, num_rows, sha256)
-        self.num_rows += 1 if num_rows is None else num_rows
-        self.skip(size)
-        self.after_cut()
-        return cut
 
 
 class LinesFile(TextFile):
@@ -285,21 +293,8 @@ class LinesFile(TextFile):
             records.notes["joined_rows"] = records.num_records - len(lines)
         return records
 
-    def blocks(
-        self, data: bytes, max_row_bytes: int, num_rows: int | None = None
-    ) -> Iterator[tuple[int, int, Records]]:
-        """Parse records in blocks."""
-        for start, end in self._bounds(data):
-            yield start, end, self.parse(data[start:end], max_row_bytes)
-
-    def count(self, size: int, *, is_last: bool) -> int | None:
-        """Count records."""
-        # In blocks to bound memory: a file can have half as many records as bytes.
-        data = self.buffer[:size]
-        return sum(len(self.spans(data[start:end])) for start, end in self._bounds(data))
-
-    def _bounds(self, data: bytes | bytearray) -> Iterator[tuple[int, int]]:
-        """Yield bounds of blocks that end at a record's end or with the data; one if empty."""
+    def bounds(self, data: bytes | bytearray) -> Iterator[tuple[int, int]]:
+        """Yield the bounds of blocks that end at a record's end or with the data."""
         start = 0
         while len(data) - start > 2 * BLOCK_BYTES:
             end = self.last_end(data, start, BLOCK_BYTES)
@@ -372,6 +367,7 @@ _MAX_DEPTH = 4  # objects around the list of rows
 class ArrayFile(TextFile):
     """A JSON array: records end at its top-level commas."""
 
+    separator = re.compile(rb"(,\s*)?")
     has_bracket = True
     """False if the file begins with an object."""
     num_elements = 0
@@ -379,29 +375,26 @@ class ArrayFile(TextFile):
     path: Sequence[str] = ()
     """With `rows_at`: the fields that lead to the list."""
 
-    def begin(self, *, at_end: bool) -> bool:
-        """Skip the opening bracket; with `rows_at`, everything before the list in its field."""
-        if not super().begin(at_end=at_end):
-            return False
+    def begin(self, head: bytearray) -> int:
+        """Return the offset after the opening bracket; with `rows_at`, that of the field's list."""
+        start = super().begin(head)
         if self.rows_at is not None:
-            start = find_list(bytes(self.buffer[:_FIRST_BYTES]), self.rows_at)
-            if start is None and (at_end or len(self.buffer) >= _FIRST_BYTES):
+            text = bytes(head[start : start + _FIRST_BYTES])
+            found = find_list(text, self.rows_at)
+            if found is None:
                 raise SourceError(
                     f"the first {_FIRST_BYTES:,} bytes of source file '{self.uri}' have no JSON "
                     f"object with a list in field '{self.rows_at}'. Correct `rows_at`",
                     uri=self.uri,
                 )
-            if start is not None:
-                self.path = path_of_list(bytes(self.buffer[:start]))
-            self._skip_to(start or 0)
-            return start is not None
-        space = len(self.buffer) - len(self.buffer.lstrip())
-        if space == len(self.buffer):
-            self.skip(space)
-            return at_end
-        self.has_bracket = self.buffer[space] == ord("[")
-        self._skip_to(space + self.has_bracket)
-        return True
+            self.path = path_of_list(text[:found])
+            start += found
+        else:
+            start = len(head) - len(head[start:].lstrip())
+            has_bracket = head.startswith(b"[", start)
+            self.has_bracket = has_bracket or start == len(head)
+            start += has_bracket
+        return len(head) - len(head[start:].lstrip())
 
     def boundary(self, data: bytearray) -> int | None:
         """Return the last comma within a shard's size, else the first comma after it."""
@@ -413,20 +406,19 @@ class ArrayFile(TextFile):
         self.num_elements = 1
         return int(commas[0]) if len(commas) else None
 
-    def count(self, size: int, *, is_last: bool) -> int | None:
+    def count(self, data: bytearray, *, is_last: bool) -> int | None:
         """Return the count of `boundary`. The last shard is not counted: nothing needs it."""
-        if self.buffer[:size].isspace() or not size:
+        if data.isspace() or not data:
             return 0
         return None if is_last else self.num_elements
 
-    def after_cut(self) -> None:
-        """Skip the separating comma and the space after it."""
-        if self.buffer[:1] == b",":
-            self._skip_to(1)
+    def end(self, rest: bytearray) -> int:
+        """Return the end of the last element, before the closing bracket.
 
-    def end_of_file(self) -> None:
-        """Drop the closing bracket; text after it is an error."""
-        tail = self.buffer.rstrip()
+        Raises:
+            SourceError: the file has text after the bracket.
+        """
+        tail = rest.rstrip()
         end = split_elements(tail).end if self.rows_at is not None else None
         if end is not None:  # leave out the fields that follow the list in its objects
             with suppress(orjson.JSONDecodeError):
@@ -436,14 +428,15 @@ class ArrayFile(TextFile):
                 if self.path[-1] not in around:
                     tail = tail[: end + 1]
         # Parsing the shard will tell whether a final bracket closes the array.
-        if tail.endswith(b"]") or not self.has_bracket:
-            self.buffer = tail.removesuffix(b"]").rstrip()
-            if self.buffer.endswith(b","):  # `{...},\n]`, as people write it; no row is missing
-                self.buffer = self.buffer[:-1]
-                self.notes["trailing_commas"] = 1
-            return
-        self._check_end(tail)
-        self.notes["truncated_files"] = 1
+        if not tail.endswith(b"]") and self.has_bracket:
+            self._check_end(tail)
+            self.notes["truncated_files"] = 1
+            return len(rest)
+        tail = tail.removesuffix(b"]").rstrip()
+        if tail.endswith(b","):  # `{...},\n]`, as people write it; no row is missing
+            self.notes["trailing_commas"] = 1
+            return len(tail) - 1
+        return len(tail)
 
     def _check_end(self, data: bytes | bytearray) -> None:
         """Refuse text after the bracket that closes the array."""
@@ -457,11 +450,6 @@ class ArrayFile(TextFile):
                 byte_offset=place,
             )
 
-    def _skip_to(self, place: int) -> None:
-        """Drop the bytes before an offset, and the white space at it."""
-        self.skip(place)
-        self.skip(len(self.buffer) - len(self.buffer.lstrip()))
-
     @staticmethod
     def spans(data: bytes | bytearray) -> Ints:
         """Return the spans of the elements, including white space around them."""
@@ -471,10 +459,7 @@ class ArrayFile(TextFile):
 
     def sample(self, head: bytes) -> list[object]:
         """Return the first elements that are valid JSON."""
-        text = head.lstrip().removeprefix(b"[")
-        if self.rows_at is not None:
-            text = head[find_list(head, self.rows_at) or 0 :]
-        return super().sample(text[: split_elements(text).end])
+        return super().sample(head[: split_elements(head).end])
 
     def parse(self, data: bytes, max_row_bytes: int, num_rows: int | None = None) -> Records:
         """Parse all elements separately.

@@ -26,10 +26,10 @@ import pyarrow.compute as pc
 from packhouse.recipe import FormatConfig
 from packhouse.records.identity import rename
 from packhouse.records.lists import one_chunk
-from packhouse.records.messages import ASSISTANT, ROLES, SYSTEM, FlatMessages, num_bytes
+from packhouse.records.messages import ASSISTANT, SYSTEM, FlatMessages, num_bytes
 from packhouse.records.reasons import QUARANTINE_REASONS
-from packhouse.records.tables import MESSAGE
-from packhouse.system.arrays import Bools, Float32s
+from packhouse.records.tables import MESSAGE, ROLES
+from packhouse.system.arrays import Bools, Float32s, Int64s
 
 _TRAINED, _SCALED, _CONTEXT = 8, 16, 32
 
@@ -52,10 +52,9 @@ class Conversations:
     """Conversations in the form that templates see."""
 
     messages: FlatMessages
-    """Messages, including system turns that the recipe adds. `weight` is the final weight: the
-    message's own, times that of the row."""
+    """Messages, including system turns that the recipe adds."""
     weights: Float32s
-    """Final weight of each message; 0: not trained."""
+    """Final weight of each message: its own, times that of the row; 0: not trained."""
     context: pa.Array
     """Context of each message; null if it has none or an empty one."""
     is_plain: Bools
@@ -83,7 +82,7 @@ class Conversations:
             values = pa.concat_arrays([flat.values, message]).take(pa.array(order))
             added = np.zeros(len(flat.offsets), np.int64)
             added[lacking + 1] = 1
-            flat = FlatMessages(values, flat.offsets + np.cumsum(added))
+            flat = FlatMessages(flat.offsets + np.cumsum(added), values)
         row_weights = pc.fill_null(one_chunk(table["weight"]), 1).to_numpy()
         weights = flat.decide_weights(config) * np.repeat(row_weights, flat.counts)
         tools, arguments = one_chunk(table["tools"]), one_chunk(table["arguments"])
@@ -99,7 +98,7 @@ class Conversations:
         is_bare = pc.and_(tools.is_null(), arguments.is_null())
         blank = pc.equal(pc.fill_null(flat["context"], ""), "")
         return cls(
-            messages=flat.replace(weight=pa.array(weights, pa.float32())),
+            messages=flat,
             context=pc.if_else(blank, pa.scalar(None, pa.string()), flat["context"]),
             weights=weights,
             is_plain=(flat.sums(is_rich) == 0) & np.asarray(is_bare),
@@ -111,39 +110,37 @@ class Conversations:
             row_weights=row_weights,
         )
 
-    def name_of(self, number: int) -> str:
-        """Return the source and row of a conversation, as in lineage."""
-        return f"{self.source[number]} row {self.row[number]}"
+    def group(
+        self,
+        wanted: Bools,
+        *,
+        of_messages: Int64s | None = None,
+        of_rows: Int64s | None = None,
+        with_context: bool = False,
+    ) -> Iterator[tuple[bytes, Int64s]]:
+        """Yield groups of rows whose messages have the same roles and are trained alike.
 
-    def codes(self, *, with_context: bool = False) -> np.ndarray:
-        """Encode role, trained or not, and kind of weight of each message, int64 [num_messages].
+        Args:
+            wanted: mask of rows to group, bool [num_rows].
+            of_messages: further properties of each message, in bits 6 and up, int64 [num_messages].
+            of_rows: further properties of each row, int64 [num_rows].
+            with_context: group messages with and without context separately.
 
-        Without `with_context`, messages with and without context have the same code.
+        Returns:
+            The codes of the messages (see `make_shape`) and of the row, int64, as bytes; and the
+            row numbers in ascending order.
         """
         codes, weight = self.messages.roles.astype(np.int64), self.weights
         codes |= np.where(weight > 0, np.where(weight != 1, _TRAINED | _SCALED, _TRAINED), 0)
         if with_context:
             codes |= np.where(self.context.is_valid().to_numpy(False), _CONTEXT, 0)
-        return np.asarray(codes)
-
-    def group(
-        self, codes: np.ndarray, row_codes: np.ndarray, wanted: np.ndarray
-    ) -> Iterator[tuple[bytes, np.ndarray]]:
-        """Yield groups of rows with equal codes, both of the row and of all its messages.
-
-        Args:
-            codes: codes of messages, int64 [num_messages].
-            row_codes: codes of rows, int64 [num_rows].
-            wanted: mask of rows to group, bool [num_rows].
-
-        Returns:
-            The codes of the messages and the row as bytes, and the row numbers in ascending order.
-        """
+        if of_messages is not None:
+            codes |= of_messages
         # Append each row's code to those of its messages: messages [1 9 | 1 9 9] and rows [5 6]
         # become [1 9 5 1 9 9 6], cut at [0 3 7]. Viewed as binary values of 8 bytes per code, Arrow
         # finds the equal ones.
         starts = self.messages.offsets
-        codes = np.insert(codes, starts[1:], row_codes)
+        codes = np.insert(codes, starts[1:], 0 if of_rows is None else of_rows)
         bounds = (starts + np.arange(len(starts))) * 8
         keys = pa.Array.from_buffers(
             pa.large_binary(), len(self.row), [None, pa.py_buffer(bounds), pa.py_buffer(codes)]
@@ -156,36 +153,26 @@ class Conversations:
         for number, key in enumerate(encoded.dictionary.to_pylist()):
             yield key, order[ends[number - 1] if number else 0 : ends[number]]
 
-    def are_long(self, max_bytes: int, max_answers: int, config: FormatConfig) -> Bools:
-        """Return a mask of long rows with many answers, whose history templates may rewrite."""
-        messages = self.messages
-        is_answer = (messages.roles == ASSISTANT) & (self.weights > 0)
-        size = num_bytes(messages["content"]) + num_bytes(messages["reasoning"])
-        are_long = (messages.sums(size) > max_bytes) & (messages.sums(is_answer) > max_answers)
-        if config.turns == "joined" and are_long.any():  # only reasoning is left out of history
-            are_long &= messages.sums(has_thinking(messages)) > 0
-        return np.asarray(are_long)
-
     def messages_of(
         self, rows: np.ndarray
-    ) -> Iterator[tuple[list[dict[str, object]], tuple[str | None, str | None]]]:
-        """Yield the messages (dicts without nulls), and the tools and arguments, of each row."""
-        lists = self.messages.to_lists()
+    ) -> Iterator[tuple[str, list[dict[str, object]], tuple[str | None, str | None]]]:
+        """Yield the name, the messages (dicts without nulls) and (tools, arguments) of each row."""
+        lists = self.messages.to_lists(weight=pa.array(self.weights))
         # In blocks, so that not all rows are Python objects at the same time.
         for first in range(0, len(rows), 512):
             block = pa.array(rows[first : first + 512])
-            conversations = lists.take(block)
-            flat = conversations.flatten()
-            names = [f.name for f in flat.type if flat.field(f.name).null_count != len(flat)]
-            values = zip(*(flat.field(name).to_pylist() for name in names), strict=True)
-            columns = (
-                conversations.value_lengths(),
-                self.tools.take(block),
-                self.arguments.take(block),
-            )
-            for length, *given in zip(*(each.to_pylist() for each in columns), strict=True):
-                own = (zip(names, next(values), strict=True) for _ in range(length))
-                yield [{n: v for n, v in each if v is not None} for each in own], tuple(given)
+            flat = FlatMessages.of(lists.take(block))
+            names = [
+                field.name for field in MESSAGE if flat[field.name].null_count < len(flat.values)
+            ]
+            values = zip(*(flat[name].to_pylist() for name in names), strict=True)
+            own = (each.take(block) for each in (self.source, self.row, self.tools, self.arguments))
+            columns = (pa.array(flat.counts), *own)
+            of_rows = zip(*(column.to_pylist() for column in columns), strict=True)
+            for length, source, row, tools, arguments in of_rows:
+                each = (zip(names, next(values), strict=True) for _ in range(length))
+                messages = [{n: v for n, v in fields if v is not None} for fields in each]
+                yield f"{source} row {row}", messages, (tools, arguments)
 
 
 DEFAULTS = ("tools", "documents")
@@ -313,8 +300,7 @@ def strip_thinking(
         refused = dict.fromkeys(row_of[is_silent].tolist(), "only_thinking") | refused
         content = pc.replace_with_mask(messages["content"], is_thinking, pa.array(said))
         none = pa.nulls(len(is_thinking), pa.string())
-        stripped = messages.replace(content=content, reasoning=none)
-        table = stripped.put_into(table)
+        table = messages.put_into(table, content=content, reasoning=none)
         table = rename(table, np.isin(np.arange(table.num_rows), row_of))
     reasons = QUARANTINE_REASONS["format"]
     return table, {row: (code, reasons[code].sentence) for row, code in refused.items()}

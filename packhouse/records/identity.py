@@ -83,19 +83,47 @@ def conversation_ids(
         ['c6c3e5adcc25374549f0']
     """
     flat = FlatMessages.of(messages)
-    data, offsets = string_bytes(_join_messages(flat))
-    view, bounds = memoryview(data.data), offsets[flat.offsets].tolist()
+    assert not (flat.roles == UNKNOWN).any(), "conversations with unknown roles have no id"
+    num_messages = len(flat.roles)
+    head = np.zeros((num_messages, 8), "<i4")  # role, length of each text, weight
+    head[:, 0] = flat.roles
+    texts = []
+    for place, name in enumerate(TEXT_FIELDS, start=1):
+        column = flat[name]
+        head[:, place] = np.asarray(pc.fill_null(pc.binary_length(column), -1))
+        if column.null_count < num_messages:
+            texts.append(pc.fill_null(column.cast(pa.binary()), b""))
+    parts = flat["part_weights"]
+    if parts.null_count < num_messages:  # unambiguous: it begins with `[`, unlike any message head
+        texts.append(pc.fill_null(parts.cast(pa.binary()), b""))
+    # The bits of the weight; -1, which is the bits of a NaN, if there is none.
+    weight = np.asarray(pc.fill_null(flat["weight"].cast(pa.float32()), np.nan), "<f4")
+    head[:, 7] = np.where(np.isnan(weight), -1, weight.view("<i4"))
+    starts = pa.py_buffer(np.arange(0, 32 * num_messages + 1, 32, dtype=np.int32))
+    buffers = [None, starts, pa.py_buffer(head.tobytes())]
+    heads = pa.BinaryArray.from_buffers(pa.binary(), num_messages, buffers)
+    joined = pc.binary_join_element_wise(heads, *texts, pa.scalar(b"", pa.binary()))
+    data, offsets = string_bytes(joined)
+
     asides = [(tools, _TOOLS_TAG), (labels, _LABEL_TAG)]
     asides += [(arguments, _ARGUMENTS_TAG), (weights, _WEIGHT_TAG), (awaits_thought, _THOUGHT_TAG)]
     if label_names is not None:
         classes = pa.array(range(len(label_names)), labels.type)
         places = pc.index_in(labels, classes)  # null for a class without a name
         asides.append((pa.array(label_names, pa.string()).take(places), _LABEL_NAME_TAG))
-    asides = [(a, tag) for a, tag in asides if a is not None and a.null_count < len(a)]
-    if not asides:
-        return _names(view[start:end] for start, end in pairwise(bounds))
-    tails = [b""] * len(messages)
-    for column, tag in asides:
+    view, bounds = memoryview(data.data), pairwise(offsets[flat.offsets].tolist())
+    return _names(
+        b"".join((view[start:end], aside)) if aside else view[start:end]
+        for (start, end), aside in zip(bounds, _encode(asides, len(messages)), strict=True)
+    )
+
+
+def _encode(columns: list[tuple[pa.Array | None, int]], num_rows: int) -> list[bytes]:
+    """Return the values of each row's columns as bytes, each after the tag of its column."""
+    encoded = [b""] * num_rows
+    for column, tag in columns:
+        if column is None or column.null_count == num_rows:
+            continue
         for row, value in enumerate(column.to_pylist()):
             if value is None:
                 continue
@@ -106,9 +134,8 @@ def conversation_ids(
                 raw = struct.pack("<f", value)
             else:
                 raw = value.to_bytes(8, "little", signed=True)
-            tails[row] += tag.to_bytes(4, "little") + raw
-    parts = zip(pairwise(bounds), tails, strict=True)
-    return _names(b"".join((view[start:end], tail)) for (start, end), tail in parts)
+            encoded[row] += tag.to_bytes(4, "little") + raw
+    return encoded
 
 
 def rename(
@@ -154,31 +181,6 @@ def _names(texts: Iterable[bytes | memoryview]) -> pa.Array:
     """Return the first 20 hex digits of each text's sha256."""
     names = [hashlib.sha256(text).hexdigest()[:20] for text in texts]
     return pa.array(names, pa.string())
-
-
-def _join_messages(flat: FlatMessages) -> pa.Array:
-    """Return one binary value per message: 32 bytes of role, lengths and weight, then its texts."""
-    codes = flat.roles
-    assert not (codes == UNKNOWN).any(), "conversations with unknown roles have no id"
-    head = np.zeros((len(codes), 8), "<i4")
-    head[:, 0] = codes
-    texts = []
-    for place, name in enumerate(TEXT_FIELDS, start=1):
-        column = flat[name]
-        head[:, place] = np.asarray(pc.fill_null(pc.binary_length(column), -1))
-        if column.null_count < len(column):
-            texts.append(pc.fill_null(column.cast(pa.binary()), b""))
-    parts = flat["part_weights"]
-    if parts.null_count < len(parts):  # unambiguous: it begins with `[`, unlike any message head
-        texts.append(pc.fill_null(parts.cast(pa.binary()), b""))
-    # The bits of the weight; -1, which is the bits of a NaN, if there is none.
-    weight = np.asarray(pc.fill_null(flat["weight"].cast(pa.float32()), np.nan), "<f4")
-    head[:, 7] = np.where(np.isnan(weight), -1, weight.view("<i4"))
-    starts = pa.py_buffer(np.arange(0, 32 * len(codes) + 1, 32, dtype=np.int32))
-    heads = pa.BinaryArray.from_buffers(
-        pa.binary(), len(codes), [None, starts, pa.py_buffer(head.tobytes())]
-    )
-    return pc.binary_join_element_wise(heads, *texts, pa.scalar(b"", pa.binary()))
 
 
 def group_keys(messages: pa.Array, record_ids: pa.Array, group_by: GroupBy) -> pa.Array:
@@ -406,15 +408,14 @@ def derive(
     places = np.concatenate([np.zeros(0, np.int64), *pieces])
     bounds = np.append(0, np.cumsum(counts))
     values = FlatMessages.of(table["messages"]).values.take(pa.array(places))
-    taken = FlatMessages(values, bounds)
+    taken = FlatMessages(bounds, values)
     given = taken["weight"].to_numpy(zero_copy_only=False).astype(np.float32)
     decided = taken.decide_weights(config)
     for start, end, wanted in zip(bounds, bounds[1:], weights, strict=False):
         if wanted is not None and not np.array_equal(decided[start:end], wanted):
             given[start:end] = wanted
-    taken = taken.replace(weight=pa.array(given, pa.float32(), from_pandas=True))
     whole = table.take(pa.array(origin))
-    parts = taken.put_into(whole)
+    parts = taken.put_into(whole, weight=pa.array(given, pa.float32(), from_pandas=True))
     asked = group_keys(one_chunk(whole["messages"]), one_chunk(whole["record_id"]), "prompt")
     is_part = np.array([own is not None for own in weights], np.bool_)
     return rename(parts, is_part, asked, awaits_thought)

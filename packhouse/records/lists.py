@@ -10,33 +10,62 @@ weights costs only a null bitmap, and has the same bytes however it was rendered
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packhouse.records.tables import SPAN, WEIGHTS
-from packhouse.system.arrays import Bytes, Float32s, Int32s, Int64s
+from packhouse.system.arrays import Bools, Bytes, Float32s, Int32s, Int64s
+
+# [start, end) in bytes of `text`, or in tokens of `input_ids`.
+SPAN = pa.struct(
+    [pa.field("start", pa.int32(), nullable=False), pa.field("end", pa.int32(), nullable=False)]
+)
+
+# Loss weight of each trained span or range, never 0; null if all are 1.
+WEIGHTS = pa.list_(pa.field("item", pa.float32(), nullable=False))
 
 Offsets = npt.NDArray[np.integer]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Ranges:
-    """Half-open ranges of many rows; row `i` has the ranges `offsets[i]:offsets[i + 1]`."""
+@dataclass(frozen=True, eq=False)
+class Runs:
+    """Items of many rows in one flat array; row `i` has the items `offsets[i]:offsets[i + 1]`.
+
+    Example:
+        >>> runs = Runs(np.array([0, 2, 3]))
+        >>> runs.counts.tolist(), runs.rows.tolist(), runs.sums(np.array([5, 1, 2])).tolist()
+        ([2, 1], [0, 0, 1], [6, 2])
+    """
+
+    offsets: Offsets
+    """Start of each row and the end of the last, shape [num_rows + 1]."""
+
+    @cached_property
+    def counts(self) -> Offsets:
+        """Number of items of each row."""
+        return np.diff(self.offsets)
+
+    @cached_property
+    def rows(self) -> Int64s:
+        """Row of each item."""
+        return np.repeat(np.arange(len(self.counts)), self.counts)
+
+    def sums(self, values: Offsets | Bools) -> Int64s:
+        """Add up values of items within each row."""
+        # Values [5 1 2], offsets [0 2 3]: the running sums [0 5 6 8] at the offsets are [0 6 8], so
+        # the rows have 6 and 2.
+        return np.diff(np.append(0, np.cumsum(values, dtype=np.int64))[self.offsets])
+
+
+@dataclass(frozen=True, eq=False)
+class Ranges(Runs):
+    """Half-open ranges of many rows."""
 
     starts: Int32s
     ends: Int32s
-    offsets: Offsets
-
-    def counts(self) -> Offsets:
-        """Return the number of ranges of each row."""
-        return np.diff(self.offsets)
-
-    def row_of_each(self) -> Int64s:
-        """Return the row of each range."""
-        return np.repeat(np.arange(len(self.offsets) - 1), self.counts())
 
 
 def one_chunk(column: pa.ChunkedArray | pa.Array) -> pa.Array:
@@ -122,7 +151,7 @@ def read_ranges(column: pa.ChunkedArray | pa.Array) -> Ranges:
     """
     spans, offsets = list_items(column)
     starts, ends = (field.to_numpy(zero_copy_only=True) for field in spans.flatten())
-    return Ranges(starts, ends, offsets)
+    return Ranges(offsets, starts, ends)
 
 
 def count_up(counts: npt.NDArray[np.integer], dtype: type[np.integer] = np.int64) -> np.ndarray:

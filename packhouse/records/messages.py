@@ -20,9 +20,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from packhouse.recipe import FormatConfig
-from packhouse.records.lists import list_items, string_bytes
+from packhouse.records.lists import Runs, list_array, list_items, string_bytes
 from packhouse.records.reasons import QUARANTINE_REASONS, TurnOrder
-from packhouse.records.tables import CONVERSATION, MESSAGE
+from packhouse.records.tables import MESSAGE, ROLES, with_column
 from packhouse.system.arrays import Bools, Float32s, Int64s
 
 VERSION = 1
@@ -31,9 +31,6 @@ VERSION = 1
 Answers = Literal["required", "label", "text", "tokens"]
 """Kind of answer in a conversation: an assistant turn, a class label, a whole text, or the trained
 tokens."""
-
-ROLES = ("system", "user", "assistant", "tool")
-"""All roles that a message may have."""
 
 TEXT_FIELDS = ("content", "context", "reasoning", "tool_calls", "tool_call_id", "name")
 """Fields of a message that hold text."""
@@ -74,45 +71,37 @@ def assemble(columns: Mapping[str, pa.Array], counts: Int64s) -> pa.Array:
         given["context"] = pc.if_else(is_bare, None, context)
     arrays = [given[f.name] if f.name in given else pa.nulls(num_messages, f.type) for f in MESSAGE]
     values = pa.StructArray.from_arrays(arrays, fields=list(MESSAGE))
-    return FlatMessages(values, np.append(0, np.cumsum(counts))).to_lists()
+    return list_array(values, np.append(0, np.cumsum(counts)), MESSAGE)
 
 
 @dataclass(frozen=True, eq=False)
-class FlatMessages:
+class FlatMessages(Runs):
     """Flat view of the messages of many conversations, as columns, without copying.
 
     Message j of conversation i is at `offsets[i] + j`.
 
     Example:
+        >>> from packhouse.records.tables import CONVERSATION
         >>> turns = [{"role": role, "content": "Hi"} for role in ("user", "assistant")]
         >>> flat = FlatMessages.of(pa.array([turns, [], turns[:1]], CONVERSATION))
         >>> flat.rows.tolist(), flat.roles.tolist(), flat["content"].to_pylist()
         ([0, 0, 2], [1, 2, 1], ['Hi', 'Hi', 'Hi'])
     """
 
-    values: pa.StructArray
-    """Type MESSAGE."""
     offsets: Int64s
     """Start of each conversation and the end of the last, shape [num_conversations + 1]."""
+    values: pa.StructArray
+    """Type MESSAGE."""
 
     @classmethod
     def of(cls, conversations: pa.Array | pa.ChunkedArray) -> "FlatMessages":
         """View a column of type `tables.CONVERSATION`."""
-        return cls(*list_items(conversations))
+        values, offsets = list_items(conversations)
+        return cls(offsets, values)
 
     def __getitem__(self, field: str) -> pa.Array:
         """Return a field of all messages."""
         return self.values.field(field)
-
-    @cached_property
-    def counts(self) -> Int64s:
-        """Number of messages of each conversation."""
-        return np.diff(self.offsets)
-
-    @cached_property
-    def rows(self) -> Int64s:
-        """Conversation of each message."""
-        return np.repeat(np.arange(len(self.counts)), self.counts)
 
     @cached_property
     def roles(self) -> npt.NDArray[np.int8]:
@@ -124,30 +113,19 @@ class FlatMessages:
         """Return a mask of the messages whose field is not null; it may be empty."""
         return np.asarray(self[field].is_valid(), np.bool_)
 
-    def sums(self, values: Int64s | Bools) -> Int64s:
-        """Add up values of messages within each conversation."""
-        # Values [5 1 2], offsets [0 2 3]: the running sums [0 5 6 8] at the offsets are [0 6 8], so
-        # the conversations have 6 and 2.
-        return np.diff(np.append(0, np.cumsum(values))[self.offsets])
+    def to_lists(self, **fields: pa.Array) -> pa.Array:
+        """Return the conversations as type `tables.CONVERSATION`, with some fields replaced."""
+        columns = [fields.get(field.name, self[field.name]) for field in MESSAGE]
+        values = pa.StructArray.from_arrays(columns, fields=list(MESSAGE))
+        return list_array(values, self.offsets, MESSAGE)
 
-    def replace(self, **fields: pa.Array) -> "FlatMessages":
-        """Return the messages with some fields replaced."""
-        columns = [fields.get(f.name, self.values.field(f.name)) for f in MESSAGE]
-        return FlatMessages(pa.StructArray.from_arrays(columns, fields=list(MESSAGE)), self.offsets)
-
-    def to_lists(self) -> pa.Array:
-        """Return the conversations as an array of type `tables.CONVERSATION`."""
-        offsets = pa.array(self.offsets.astype(np.int32))
-        return pa.ListArray.from_arrays(offsets, self.values, type=CONVERSATION)
-
-    def put_into(self, table: pa.Table) -> pa.Table:
-        """Return a table of schema VALIDATED with its conversations replaced by these."""
-        place = table.schema.get_field_index("messages")
-        return table.set_column(place, table.schema.field("messages"), self.to_lists())
+    def put_into(self, table: pa.Table, **fields: pa.Array) -> pa.Table:
+        """Put the conversations, with some fields replaced, into a table of schema VALIDATED."""
+        return with_column(table, "messages", self.to_lists(**fields))
 
     def join(self, texts: pa.Array, separator: str) -> pa.Array:
         """Join texts of messages to one text per conversation."""
-        lists = pa.ListArray.from_arrays(pa.array(self.offsets.astype(np.int32)), texts)
+        lists = pa.ListArray.from_arrays(pa.array(self.offsets, pa.int32()), texts)
         return pc.binary_join(lists, separator)
 
     def decide_weights(self, config: FormatConfig) -> Float32s:
@@ -161,6 +139,7 @@ class FlatMessages:
             config: format settings; reads `train_on`, `never_train` and `template`.
 
         Example:
+            >>> from packhouse.records.tables import CONVERSATION
             >>> turns = [("user", None), ("assistant", 0.5), ("user", 1.0), ("assistant", None)]
             >>> messages = [{"role": role, "content": "", "weight": own} for role, own in turns]
             >>> flat = FlatMessages.of(pa.array([messages], CONVERSATION))
@@ -222,6 +201,7 @@ def role_violations(
         Index of each bad conversation -> (reason code in `REASONS`, sentence), in ascending order.
 
     Example:
+        >>> from packhouse.records.tables import CONVERSATION
         >>> messages = [{"role": "user", "content": text} for text in ("Hi", "Hi?")]
         >>> role_violations(pa.array([messages], CONVERSATION), refused_orders=["consecutive_user"])
         {0: ('consecutive_user', 'message 1 is a user turn right after another user turn')}

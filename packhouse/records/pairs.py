@@ -29,7 +29,7 @@ from packhouse.records.lists import (
     read_ranges,
     string_bytes,
 )
-from packhouse.records.tables import PACKED, QUARANTINED, TOKENIZED, VALIDATED
+from packhouse.records.tables import PACKED, TOKENIZED, with_column
 from packhouse.system.arrays import Bools
 
 REJECTED = "rejected.arrow"
@@ -56,8 +56,7 @@ def both_sides(chosen: pa.Table, rejected: pa.Table) -> pa.Table:
     joined = _interleaved(pa.concat_arrays(sides))
     offsets = list_offsets(joined)[::2]
     both = pa.ListArray.from_arrays(pa.array(offsets), joined.values, type=joined.type)
-    place = VALIDATED.get_field_index("messages")
-    return chosen.set_column(place, VALIDATED.field("messages"), both)
+    return with_column(chosen, "messages", both)
 
 
 def _interleaved(sides: pa.Array) -> pa.Array:
@@ -85,8 +84,7 @@ def keep_both(
         Chosen and rejected sides in the same order, and bad rows in order of `row`.
     """
     details = pc.binary_join_element_wise("rejected", bad_rejected["detail"], ": ")
-    place = QUARANTINED.get_field_index("detail")
-    others = bad_rejected.set_column(place, QUARANTINED.field("detail"), details)
+    others = with_column(bad_rejected, "detail", details)
     # List a pair once, with the reason of its chosen side.
     others = others.filter(pc.invert(pc.is_in(others["row"], value_set=bad_chosen["row"])))
     bad = pa.concat_tables([bad_chosen, others]).sort_by("row")
@@ -109,10 +107,10 @@ def cut_behind_answers(formatted: pa.Table) -> pa.Table:
     ends = np.diff(bounds).astype(np.int64)
     trained, content = (read_ranges(formatted[n]) for n in ("trained_spans", "content_spans"))
     last = np.zeros(len(ends), np.int64)
-    np.maximum.at(last, trained.row_of_each(), trained.ends)
+    np.maximum.at(last, trained.rows, trained.ends)
     is_cut = last > 0
     # A text with content after its answer is left unchanged; `check_answers` rejects it later.
-    rows = content.row_of_each()
+    rows = content.rows
     is_cut[rows[content.ends > last[rows]]] = False
     ends = np.where(is_cut, last, ends)
     view = memoryview(texts.data)
@@ -120,8 +118,7 @@ def cut_behind_answers(formatted: pa.Table) -> pa.Table:
     data = pa.py_buffer(b"".join([view[start : start + length] for start, length in places]))
     offsets = np.concatenate([[0], np.cumsum(ends)]).astype(np.int32)
     cut = pa.StringArray.from_buffers(len(ends), pa.py_buffer(offsets), data)
-    place = formatted.schema.get_field_index("text")
-    return formatted.set_column(place, formatted.schema.field("text"), cut)
+    return with_column(formatted, "text", cut)
 
 
 def check_answers(tokenized: pa.Table) -> Faults:
@@ -131,7 +128,7 @@ def check_answers(tokenized: pa.Table) -> Faults:
         tokenized: sequences, schema `tables.TOKENIZED`, one per row.
     """
     ranges = read_ranges(tokenized["trained_ranges"])
-    counts, rows = ranges.counts(), ranges.row_of_each()
+    counts, rows = ranges.counts, ranges.rows
     is_good = counts == 1
     is_good[rows[ranges.starts < 1]] = False
     is_good[rows[ranges.ends != tokenized["num_tokens"].to_numpy()[rows]]] = False

@@ -8,6 +8,7 @@ times their text. `plan`, `init` and `prepare` print the factor if it is over 1.
 settings that cost less.
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -84,104 +85,69 @@ class RenderCounts:
             for source, tokens in by_source.items()
         ]
         numbers = {name: self.notes.get(name, 0) for name in NOTES}
-        return ends + [counted(n, *NOTES[name]) for name, n in numbers.items() if n]
+        texts = {n: _ONE_OR_MANY.sub(r"\1" if numbers[n] == 1 else r"\2", NOTES[n]) for n in NOTES}
+        return ends + [f"{number:,} {texts[name]}" for name, number in numbers.items() if number]
 
 
+_ONE_OR_MANY = re.compile(r"\[(.*?)\|(.*?)\]")
 _NOT_NAMED = (
     "; none of the model's files lists this token, so add it to stop_token_ids in the "
     "inference engine"
 )
 
-NOTES: Mapping[str, tuple[str, str]] = {
+NOTES: Mapping[str, str] = {
     "straddles_start": (
-        "answer starts inside a token of the prompt, and that token is not trained; to avoid "
-        "this, end the template's prompt with a line break",
-        "answers start inside a token of the prompt, and that token is not trained; to avoid "
-        "this, end the template's prompt with a line break",
+        "[answer starts|answers start] inside a token of the prompt, and that token is not "
+        "trained; to avoid this, end the template's prompt with a line break"
     ),
     "straddles_end": (
-        "trained turn ends inside a token, and all of that token is trained",
-        "trained turns end inside a token, and all of that token is trained",
+        "trained [turn ends|turns end] inside a token, and all of that token is trained"
     ),
     "split_prompts": (
-        "prompt ends inside a token, so it is tokenized separately, as at inference",
-        "prompts end inside a token, so they are tokenized separately, as at inference",
+        "[prompt ends|prompts end] inside a token, so [it is|they are] tokenized separately, as "
+        "at inference"
     ),
-    "control_text_rows": (
-        "record contains the text of a control token",
-        "records contain the text of a control token",
-    ),
+    "control_text_rows": "[record contains|records contain] the text of a control token",
     "inexact_round_trip": (
-        "record does not decode to its exact text, because the tokenizer normalizes text",
-        "records do not decode to their exact text, because the tokenizer normalizes text",
+        "[record does|records do] not decode to [its|their] exact text, because the tokenizer "
+        "normalizes text"
     ),
-    "unk_tokens": ("unknown token", "unknown tokens"),
+    "unk_tokens": "unknown [token|tokens]",
     "reasoning_not_rendered": (
-        "answer loses its reasoning, because the template does not write it",
-        "answers lose their reasoning, because the template does not write it",
+        "[answer loses its|answers lose their] reasoning, because the template does not write it"
     ),
     "history_not_rendered": (
-        "text of an untrained answer is not in the record, because the template does not write it",
-        "texts of untrained answers are not in the records, because the template does not write "
-        "them",
+        "[text|texts] of [an |]untrained [answer is|answers are] not in the [record,|records,] "
+        "because the template does not write [it|them]"
     ),
-    "thinking_turns": (
-        "answer follows the thinking prompt",
-        "answers follow the thinking prompt",
-    ),
-    "plain_turns": (
-        "answer follows the non-thinking prompt",
-        "answers follow the non-thinking prompt",
-    ),
+    "thinking_turns": "[answer follows|answers follow] the thinking prompt",
+    "plain_turns": "[answer follows|answers follow] the non-thinking prompt",
     "turns_without_thought": (
-        "answer has no reasoning and follows the non-thinking prompt, although other answers to "
-        "the same question have reasoning",
-        "answers have no reasoning and follow the non-thinking prompt, although other answers to "
-        "the same question have reasoning",
+        "[answer has|answers have] no reasoning and [follows|follow] the non-thinking prompt, "
+        "although other answers to the same question have reasoning"
     ),
     "rewritten_prompts": (
-        "prompt differs from the previous record, but only in text that the template adds",
-        "prompts differ from the previous record, but only in text that the template adds",
+        "[prompt differs|prompts differ] from the previous record, but only in text that the "
+        "template adds"
     ),
     "answers_too_long": (
-        "answer is left out, because its prompt is longer than any pack",
-        "answers are left out, because their prompts are longer than any pack",
+        "[answer is|answers are] left out, because [its prompt is|their prompts are] longer than "
+        "any pack"
     ),
     "borrowed_thoughts": (
-        "answer is rendered as if a tool call followed, because the template would otherwise "
-        "leave out its reasoning",
-        "answers are rendered as if a tool call followed, because the template would otherwise "
-        "leave out their reasoning",
+        "[answer is|answers are] rendered as if a tool call followed, because the template would "
+        "otherwise leave out [its|their] reasoning"
     ),
-    "arguments_not_read": (
-        "row has template arguments that the template does not read",
-        "rows have template arguments that the template does not read",
-    ),
-    "bom": ("file starts with a byte order mark", "files start with a byte order mark"),
-    "media_parts": (
-        "row was read without its images, sound, video or files",
-        "rows were read without their images, sound, video or files",
-    ),
-    "unanswered": (
-        "question has no answer and is left out",
-        "questions have no answer and are left out",
-    ),
-    "blank_lines": ("blank line was skipped", "blank lines were skipped"),
-    "joined_rows": (
-        "row follows another without a comma or a line break between them",
-        "rows follow another without a comma or a line break between them",
-    ),
-    "trailing_commas": (
-        "JSON array has a comma after its last row",
-        "JSON arrays have a comma after their last row",
-    ),
-    "truncated_files": (
-        "file ends in the middle of a row",
-        "files end in the middle of a row",
-    ),
+    "arguments_not_read": "[row has|rows have] template arguments that the template does not read",
+    "bom": "[file starts|files start] with a byte order mark",
+    "media_parts": "[row was|rows were] read without [its|their] images, sound, video or files",
+    "unanswered": "[question has|questions have] no answer and [is|are] left out",
+    "blank_lines": "blank [line was|lines were] skipped",
+    "joined_rows": "[row follows|rows follow] another without a comma or a line break between them",
+    "trailing_commas": "JSON [array has|arrays have] a comma after [its|their] last row",
+    "truncated_files": "[file ends|files end] in the middle of a row",
 }
-"""Note -> its text in the singular and in the plural. No row is lost by any of these."""
-
+"""Note -> its text; `[singular|plural]` depends on the count. No row is lost by any of these."""
 
 _WORTH_SAYING = 1.1
 _CAUSE = {

@@ -11,7 +11,7 @@ token. In flows, Pandera checks the same rules (`schemas/`), but it is only inst
 62 ms for the tables of 52,002 rows.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -19,15 +19,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from packhouse.errors import ContractError
+from packhouse.records.lists import SPAN, WEIGHTS, Runs, list_items, one_chunk, read_ranges
 from packhouse.records.reasons import ROW_STEPS
-from packhouse.system.arrays import Bools, Int64s
+from packhouse.system.arrays import Bools
+
+ROLES = ("system", "user", "assistant", "tool")
+"""All roles that a message may have."""
 
 # One message. `context` is Alpaca's `input` or Dolly's `context`: text of a user turn that the
 # template places separately. `tool_calls` is canonical JSON text rather than an Arrow struct, which
 # would fill in null keys from other rows and leak them into the prompt.
 MESSAGE = pa.struct(
     [
-        pa.field("role", pa.string(), nullable=False),  # system | user | assistant | tool
+        pa.field("role", pa.string(), nullable=False),  # one of ROLES
         pa.field("content", pa.string(), nullable=False),
         pa.field("context", pa.string()),
         pa.field("reasoning", pa.string()),
@@ -43,14 +47,7 @@ MESSAGE = pa.struct(
 
 CONVERSATION = pa.list_(pa.field("item", MESSAGE, nullable=False))
 
-# [start, end) in bytes of `text`, or in tokens of `input_ids`.
-SPAN = pa.struct(
-    [pa.field("start", pa.int32(), nullable=False), pa.field("end", pa.int32(), nullable=False)]
-)
 _SPANS = pa.list_(pa.field("item", SPAN, nullable=False))
-
-# Loss weight of each trained span or range, never 0; null if all are 1.
-WEIGHTS = pa.list_(pa.field("item", pa.float32(), nullable=False))
 _INT32S = pa.list_(pa.field("item", pa.int32(), nullable=False))
 _STRINGS = pa.list_(pa.field("item", pa.string(), nullable=False))
 
@@ -196,6 +193,11 @@ def read_table(path: Path) -> pa.Table:
         return pa.ipc.open_file(source.read_buffer()).read_all()
 
 
+def with_column(table: pa.Table, name: str, values: pa.Array | pa.ChunkedArray) -> pa.Table:
+    """Return a table with a column replaced."""
+    return table.set_column(table.schema.get_field_index(name), table.schema.field(name), values)
+
+
 REFUSED = "refused.arrow"
 """Rows that a template or tokenizer rejected, without their raw bytes."""
 
@@ -225,9 +227,18 @@ def refused_rows(table: pa.Table, faults: Mapping[int, tuple[str, str]], step: s
 Rules = Iterator[tuple[str, Bools]]
 """Problem, and mask of the rows that have it."""
 
-_HEX20, _HEX64, _CODE = r"^[0-9a-f]{20}$", r"^[0-9a-f]{64}$", r"^[a-z][a-z0-9_]*$"
-_ROLES = pa.array(["system", "user", "assistant", "tool"])
-_ROW_STEPS = pa.array(ROW_STEPS)
+# A column has the same rules in every table that has it. Nulls are allowed here.
+_LEAST = {"row": 0, "byte_offset": 0, "raw_size": 0, "label": 0, "num_tokens": 1}
+_NEVER_EMPTY = ("messages", "text", "detail")
+_PATTERNS = {
+    "record_id": ("is not 20 hex digits", r"^[0-9a-f]{20}$"),
+    "group_key": ("is not 20 hex digits", r"^[0-9a-f]{20}$"),
+    "raw_sha256": ("is not 64 hex digits", r"^[0-9a-f]{64}$"),
+    "reason": ("is not a valid code", r"^[a-z][a-z0-9_]*$"),
+    "step": ("is unknown", f"^({'|'.join(ROW_STEPS)})$"),
+}
+_SPANS_IN = {"content_spans": "text", "trained_spans": "text", "trained_ranges": "num_tokens"}
+_WEIGHTS_OF = {"trained_spans": "span_weights", "trained_ranges": "range_weights"}
 
 
 def check(artefact: str, table: pa.Table) -> None:
@@ -244,9 +255,8 @@ def check(artefact: str, table: pa.Table) -> None:
         ...
         packhouse.errors.ContractError: quarantined: column 'source' must have type ...
     """
-    schema, rules = CONTRACTS[artefact]
-    check_columns(artefact, table, schema)
-    broken = [(rule, np.flatnonzero(bad)) for rule, bad in rules(table)] if table.num_rows else []
+    check_columns(artefact, table)
+    broken = [(rule, np.flatnonzero(bad)) for rule, bad in broken_rules(table)]
     number = sum(len(rows) for _, rows in broken)
     if number:
         shown = "; ".join(f"{rule} in row {rows[0]:,}" for rule, rows in broken if len(rows))
@@ -257,12 +267,13 @@ def check(artefact: str, table: pa.Table) -> None:
         )
 
 
-def check_columns(artefact: str, table: pa.Table, schema: pa.Schema) -> None:
+def check_columns(artefact: str, table: pa.Table) -> None:
     """Check names, order and types of the columns, and that required ones have no nulls.
 
     Raises:
         ContractError: a column differs; names the first one.
     """
+    schema = CONTRACTS[artefact]
     if not table.schema.equals(schema):
         for expected in schema:
             index = table.schema.get_field_index(expected.name)
@@ -284,135 +295,70 @@ def _type(field: pa.Field) -> str:
     return f"{field.type}{'' if field.nullable else ' not null'}"
 
 
-def spans_in_order(spans: pa.ChunkedArray, sizes: pa.ChunkedArray) -> Bools:
-    """Return a mask of rows whose spans are inside [0, size), not empty, sorted and disjoint.
+def broken_rules(table: pa.Table) -> Rules:
+    """Yield each rule for the values of a table, with the rows that break it.
 
-    Args:
-        spans: `list<struct<start, end>>`, without nulls.
-        sizes: size of each row's text or token list.
+    Rules for several columns apply if the table has all of them.
     """
-    lists = spans.combine_chunks()
-    counts = lists.value_lengths().to_numpy()
-    flat = lists.flatten()
-    starts, ends = flat.field("start").to_numpy(), flat.field("end").to_numpy()
+    columns = dict(zip(table.schema.names, table.columns, strict=True)) if table.num_rows else {}
+    for name, column in columns.items():
+        if name in _LEAST:
+            is_below = pc.fill_null(pc.less(column, _LEAST[name]), False)
+            yield f"{name} is below {_LEAST[name]}", np.asarray(is_below)
+        if name in _NEVER_EMPTY:
+            is_text = pa.types.is_string(column.type)
+            lengths = pc.binary_length(column) if is_text else pc.list_value_length(column)
+            yield f"{name} is empty", np.asarray(lengths) == 0
+        if name in _PATTERNS:
+            problem, pattern = _PATTERNS[name]
+            yield f"{name} {problem}", ~np.asarray(pc.match_substring_regex(column, pattern))
+        if name == "weight":
+            is_above = pc.fill_null(pc.greater(column, 0), True)
+            yield "weight is not above 0", ~np.asarray(is_above)
+        if name == "messages":
+            messages, offsets = list_items(column)
+            is_known = pc.is_in(messages.field("role"), value_set=pa.array(ROLES))
+            yield "a role is unknown", Runs(offsets).sums(~np.asarray(is_known)) > 0
+        if _SPANS_IN.get(name) in columns:
+            yield from _broken_spans(name, columns)
+        if name == "num_trained":
+            ranges = read_ranges(columns["trained_ranges"])
+            is_sum = np.asarray(column) == ranges.sums(ranges.ends - ranges.starts)
+            yield "num_trained is not the sum of trained_ranges", ~is_sum
+            num_ids = pc.list_value_length(columns["input_ids"])
+            is_number = np.asarray(columns["num_tokens"]) == np.asarray(num_ids)
+            yield "num_tokens is not the number of ids", ~is_number
+
+
+def _broken_spans(name: str, columns: Mapping[str, pa.ChunkedArray]) -> Rules:
+    """Check that spans are inside [0, size), not empty, sorted and disjoint; and their weights."""
+    sizes = columns[_SPANS_IN[name]]
+    if pa.types.is_string(sizes.type):
+        sizes = pc.binary_length(sizes)
+    spans = read_ranges(columns[name])
+    starts, ends, rows = spans.starts, spans.ends, spans.rows
     # Row 0 has spans (0, 4) and (3, 6), row 1 has (1, 2). Span 3 starts before 4, the previous end
     # in the same row, so row 0 is bad. Span 1 starts before 6, but that end is in another row.
-    rows = np.repeat(np.arange(len(counts)), counts)
-    bad = (starts < 0) | (starts >= ends) | (ends > sizes.to_numpy()[rows])
+    bad = (starts < 0) | (starts >= ends) | (ends > np.asarray(sizes)[rows])
     bad[1:] |= (rows[1:] == rows[:-1]) & (starts[1:] < ends[:-1])
-    return ~_rows_with(bad, rows, len(counts))
+    yield f"{name} are out of order", spans.sums(bad) > 0
+    if name in _WEIGHTS_OF:
+        yield "nothing is trained", (spans.counts == 0) & np.asarray(columns["label"].is_null())
+        given = one_chunk(columns[_WEIGHTS_OF[name]])
+        counts = np.asarray(pc.fill_null(pc.list_value_length(given), 0))
+        values = given.flatten().to_numpy()
+        is_bad = ~(np.isfinite(values) & (values > 0))
+        wrong = Runs(np.append(0, np.cumsum(counts))).sums(is_bad) > 0
+        wrong |= np.asarray(given.is_valid()) & (counts != spans.counts)
+        yield f"{_WEIGHTS_OF[name]} do not have one number above 0 for each of {name}", wrong
 
 
-def _rows_with(bad: Bools, rows: Int64s, num_rows: int) -> Bools:
-    """Return a mask of the rows that have a bad value; `rows` is the row of each value."""
-    found = np.zeros(num_rows, np.bool_)
-    found[rows[bad]] = True
-    return found
-
-
-def _validated(table: pa.Table) -> Rules:
-    yield from _keys(table)
-    yield "row is below 0", _below(table["row"], 0)
-    yield "label is below 0", _below(table["label"], 0)
-    yield "weight is not above 0", ~_mask(pc.fill_null(pc.greater(table["weight"], 0), True))
-    messages = table["messages"].combine_chunks()
-    counts = messages.value_lengths().to_numpy()
-    yield "messages is empty", counts == 0
-    unknown = ~_mask(pc.is_in(messages.flatten().field("role"), value_set=_ROLES))
-    rows = np.repeat(np.arange(len(counts)), counts)
-    yield "a role is unknown", _rows_with(unknown, rows, len(counts))
-
-
-def _formatted(table: pa.Table) -> Rules:
-    yield from _keys(table)
-    sizes = pc.binary_length(table["text"])
-    yield "text is empty", _below(sizes, 1)
-    yield "content_spans are out of order", ~spans_in_order(table["content_spans"], sizes)
-    yield "trained_spans are out of order", ~spans_in_order(table["trained_spans"], sizes)
-    yield from _weights(table, "trained_spans", "span_weights")
-    trained = _lengths(table["trained_spans"])
-    yield "nothing is trained", (trained == 0) & ~_mask(table["label"].is_valid())
-
-
-def _tokenized(table: pa.Table) -> Rules:
-    yield from _keys(table)
-    num_tokens, num_trained = table["num_tokens"].to_numpy(), table["num_trained"].to_numpy()
-    yield "num_tokens is below 1", num_tokens < 1
-    yield "num_tokens is not the number of ids", num_tokens != _lengths(table["input_ids"])
-    ranges = table["trained_ranges"].combine_chunks()
-    flat = ranges.flatten()
-    sizes = flat.field("end").to_numpy().astype(np.int64) - flat.field("start").to_numpy()
-    # Ranges of [2 3 1] tokens, two in row 0 and one in row 1: the running sums [0 2 5 6] at offsets
-    # [0 2 3] are [0 5 6], so 5 and 1 tokens are trained.
-    ends = np.cumsum([0, *_lengths(ranges)])
-    trained = np.diff(np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])[ends])
-    yield "num_trained is not the sum of trained_ranges", num_trained != trained
-    in_order = spans_in_order(table["trained_ranges"], table["num_tokens"])
-    yield "trained_ranges are out of order", ~in_order
-    yield from _weights(table, "trained_ranges", "range_weights")
-    yield "nothing is trained", (num_trained <= 0) & ~_mask(table["label"].is_valid())
-
-
-def _quarantined(table: pa.Table) -> Rules:
-    for name in ("row", "byte_offset", "raw_size"):
-        yield f"{name} is below 0", _below(table[name], 0)
-    yield "step is unknown", ~_mask(pc.is_in(table["step"], value_set=_ROW_STEPS))
-    yield "reason is not a valid code", _unlike(table["reason"], _CODE)
-    yield "detail is empty", _below(pc.binary_length(table["detail"]), 1)
-    yield "raw_sha256 is not 64 hex digits", _unlike(table["raw_sha256"], _HEX64)
-
-
-def _dropped(table: pa.Table) -> Rules:
-    yield "row is below 0", _below(table["row"], 0)
-    yield "reason is not a valid code", _unlike(table["reason"], _CODE)
-    yield "detail is empty", _below(pc.binary_length(table["detail"]), 1)
-
-
-def _packed(table: pa.Table) -> Rules:
-    """Yield nothing: `packhouse.pack.layout` checks every value when packs are made."""
-    yield from ()
-
-
-CONTRACTS: Mapping[str, tuple[pa.Schema, Callable[[pa.Table], Rules]]] = {
-    "validated": (VALIDATED, _validated),
-    "formatted": (FORMATTED, _formatted),
-    "tokenized": (TOKENIZED, _tokenized),
-    "quarantined": (QUARANTINED, _quarantined),
-    "dropped": (DROPPED, _dropped),
-    "packed": (PACKED, _packed),
+CONTRACTS: Mapping[str, pa.Schema] = {
+    "validated": VALIDATED,
+    "formatted": FORMATTED,
+    "tokenized": TOKENIZED,
+    "quarantined": QUARANTINED,
+    "dropped": DROPPED,
+    "packed": PACKED,  # `packhouse.pack.layout` checks packs token by token
 }
-
-
-def _keys(table: pa.Table) -> Rules:
-    for name in ("record_id", "group_key"):
-        yield f"{name} is not 20 hex digits", _unlike(table[name], _HEX20)
-
-
-def _weights(table: pa.Table, spans: str, weights: str) -> Rules:
-    """Check that a row with weights has a weight over 0 for each span."""
-    given = table[weights].combine_chunks()
-    has_weights = _mask(given.is_valid())
-    counts = np.where(has_weights, pc.fill_null(given.value_lengths(), 0).to_numpy(), 0)
-    rows = np.repeat(np.arange(len(counts)), counts)
-    values = given.flatten().to_numpy()
-    wrong = _rows_with(~(np.isfinite(values) & (values > 0)), rows, len(counts))
-    wrong |= has_weights & (counts != _lengths(table[spans]))
-    yield f"{weights} do not have one number above 0 for each of {spans}", wrong
-
-
-def _lengths(lists: pa.ChunkedArray | pa.Array) -> Int64s:
-    lengths: Int64s = pc.list_value_length(lists).to_numpy().astype(np.int64)
-    return lengths
-
-
-def _below(values: pa.ChunkedArray, least: int) -> Bools:
-    return _mask(pc.fill_null(pc.less(values, least), False))
-
-
-def _unlike(texts: pa.ChunkedArray, pattern: str) -> Bools:
-    return ~_mask(pc.match_substring_regex(texts, pattern))
-
-
-def _mask(values: pa.ChunkedArray | pa.Array) -> Bools:
-    mask: Bools = np.asarray(values)
-    return mask
+"""Schema of each table."""

@@ -22,7 +22,7 @@ from packhouse.errors import TemplateError
 from packhouse.recipe import FormatConfig
 from packhouse.records.conversations import DEFAULTS, Conversations, has_thinking
 from packhouse.records.lists import weights_column
-from packhouse.records.messages import num_bytes
+from packhouse.records.messages import ASSISTANT, num_bytes
 from packhouse.render.compiled import CompiledRow, Filling, compile_row
 from packhouse.render.field_columns import FieldColumns, new_numbers
 from packhouse.render.results import (
@@ -69,8 +69,14 @@ class ChatEngine:
         """Render shape by shape if possible, other rows one by one."""
         self._check(conversations)
         is_long = np.zeros(len(conversations.row), np.bool_)
-        if self._limit:
-            is_long = conversations.are_long(self._limit.max_tokens, MAX_PROVEN, self._config)
+        if self._limit:  # long rows with many answers, whose history templates may rewrite
+            messages = conversations.messages
+            size = num_bytes(messages["content"]) + num_bytes(messages["reasoning"])
+            is_answer = (messages.roles == ASSISTANT) & (conversations.weights > 0)
+            is_long = messages.sums(size) > self._limit.max_tokens
+            is_long &= messages.sums(is_answer) > MAX_PROVEN
+            if self._config.turns == "joined" and is_long.any():  # only reasoning is left out
+                is_long &= messages.sums(has_thinking(messages)) > 0
         filled, notes = concat_filled([]), Counter[str]()
         if self._compiles:
             filled, notes, samples = self._fill(conversations, is_long)
@@ -115,7 +121,8 @@ class ChatEngine:
         messages = conversations.messages
         is_lost = (num_bytes(messages["reasoning"]) > 0) & (conversations.weights > 0)
         if is_lost.any():
-            first = messages.rows[np.argmax(is_lost)]
+            first = messages.rows[[np.argmax(is_lost)]]
+            name, *_ = next(conversations.messages_of(first))
             # If every prompt opens a thought, an answer without one is refused, so `strip` does not
             # help. If no prompt opens one, format.thought_end would close a thought that never
             # began.
@@ -129,7 +136,7 @@ class ChatEngine:
             advice = other if self._rows.facts.needs_thought else f"{strip}, or {other}"
             raise TemplateError(
                 f"{self._rows.template.where} never writes reasoning, but "
-                f"{conversations.name_of(first)} has some, so the model would learn to answer "
+                f"{name} has some, so the model would learn to answer "
                 f"without it. {advice[0].upper()}{advice[1:]}{self._rows.argument_advice}"
             )
 
@@ -183,8 +190,8 @@ class ChatEngine:
 
     def _compile(self, conversations: Conversations, row: int) -> CompiledRow | None:
         """Compile the template for the shape of this row; None if that is not possible."""
-        at(conversations.name_of(row))
-        raw, given = next(conversations.messages_of(np.array([row])))
+        name, raw, given = next(conversations.messages_of(np.array([row])))
+        at(name)
         try:
             return compile_row(self._rows.render(raw, parse_template_arguments(*given)))
         except RefusedError:
@@ -204,8 +211,9 @@ def render_rows(
     records: list[RenderedRecord] = []
     refused: dict[int, Refusal] = {}
     notes: Counter[str] = Counter()
-    for row, (raw, given) in zip(rows.tolist(), conversations.messages_of(rows), strict=True):
-        at(conversations.name_of(row))
+    for row, each in zip(rows.tolist(), conversations.messages_of(rows), strict=True):
+        name, raw, given = each
+        at(name)
         try:
             done = renderer.render(raw, parse_template_arguments(*given), limits.get(row))
         except RefusedError as error:

@@ -136,12 +136,11 @@ class FieldColumns:
         flags += map(messages.has, ("reasoning", "tool_call_id", "name", "tool_calls"))
         # One integer per message: bits 0 to 5 are role and training, 6 to 11 the fields that it
         # has, 16 and up the number of its calls' shape.
-        codes = self._all.codes()
+        codes = self._call_shapes << 16
         for bit, flag in enumerate(flags):
             codes |= flag.astype(np.int64) << (6 + bit)
-        codes |= self._call_shapes << 16
         of_rows = self._tool_shapes | self._argument_shapes << 32
-        yield from self._all.group(codes, of_rows, wanted)
+        yield from self._all.group(wanted, of_messages=codes, of_rows=of_rows)
 
     def rows_of(self, path: Path, rows: Int64s) -> Int64s:
         """Return the index of a field's text in its column, for each row."""

@@ -26,8 +26,8 @@ import pyarrow.compute as pc
 from packhouse.recipe import FormatConfig, TokenizeConfig
 from packhouse.records.conversations import Conversations, strip_thinking
 from packhouse.records.identity import derive, replace_rows, rewrites, take_records
-from packhouse.records.messages import ROLES, FlatMessages
-from packhouse.records.tables import FORMATTED, QUARANTINED, VALIDATED, refused_rows
+from packhouse.records.messages import FlatMessages
+from packhouse.records.tables import FORMATTED, QUARANTINED, VALIDATED, refused_rows, with_column
 from packhouse.render.chat import ChatEngine
 from packhouse.render.results import TEXTS, Texts
 from packhouse.render.single_turn import SingleTurnEngine
@@ -60,8 +60,7 @@ class WindowRule:
         """Return the number of tokens in each row of a FORMATTED table; -1 if it is refused."""
         # Several records may share a row, so number them: refused ones are missing below.
         numbers = pa.array(np.arange(formatted.num_rows))
-        at = formatted.schema.get_field_index("row")
-        numbered = formatted.set_column(at, FORMATTED.field("row"), numbers)
+        numbered = with_column(formatted, "row", numbers)
         tokenized = tokenize_table(
             numbered, self.snapshot, self.config, self.cache, cut_at_spans=self.cut_at_spans
         ).tokenized
@@ -210,7 +209,7 @@ class Renderer:
         )
         edges: list[list[int]] = []  # of each row: start of each exchange, and end of the last
         for start, end in pairwise(starts.tolist()):
-            first = start + (roles[start] == ROLES[0])
+            first = start + (roles[start] == "system")
             # Several user turns in a row begin one exchange, because the answer is to all of them.
             begins = (
                 at

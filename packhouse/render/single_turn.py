@@ -77,8 +77,7 @@ class SingleTurnEngine:
         usable = usable & conversations.is_plain
         columns = FieldColumns(conversations, new_numbers(), labels=labels)
         filling = Filling(conversations, columns)
-        codes = conversations.codes(with_context=True)
-        for key, rows in conversations.group(codes, np.zeros(len(usable), np.int64), usable):
+        for key, rows in conversations.group(usable, with_context=True):
             shape = make_shape(np.frombuffer(key, np.int64)[:-1])
             if self.label_names and len(shape) == 2:
                 shape = shape[:1]

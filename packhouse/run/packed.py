@@ -261,9 +261,9 @@ class _Places:
         rows = slice(start, start + lineage.num_rows)
         is_missing = self.pack[rows] < 0
         ranges = read_ranges(shards["trained_ranges"])
-        weights = flat_weights(shards["range_weights"], ranges.counts())
+        weights = flat_weights(shards["range_weights"], ranges.counts)
         weights = np.ones(len(ranges.starts), np.float32) if weights is None else weights
-        row = ranges.row_of_each()
+        row = ranges.rows
         # 8 packed tokens, ranges [0, 3) and [6, 9): tokens 1, 2, 6 and 7 are trained. Token 0 never
         # is, because no token before it in its sequence predicts it.
         ends = np.minimum(ranges.ends, lineage["num_tokens"].to_numpy()[row])

@@ -78,7 +78,7 @@ def read_given(validated: pa.Table, snapshot: TokenizerSnapshot) -> GivenTokens:
     lists = pa.LargeListArray.from_arrays(pa.array(bounds), pa.array(ids))
     texts = decode_lists(lists, snapshot).cast(pa.string())
     return GivenTokens(
-        flat.replace(content=texts).put_into(validated),
+        flat.put_into(validated, content=texts),
         pa.Table.from_arrays(arrays, schema=TOKENIZED),
         QUARANTINED.empty_table(),
     )

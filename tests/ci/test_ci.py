@@ -18,7 +18,6 @@ from packhouse.addons.mirrors import StepMirror
 from packhouse.cli import cli
 from packhouse.errors import ConfigError, StoreError, TransientError
 from packhouse.records import tables
-from packhouse.records.tables import VALIDATED
 from packhouse.run.cache import StepStore
 from packhouse.store import load_ref, open_store
 from packhouse.store.protocol import RetryPolicy
@@ -336,7 +335,7 @@ def test_a_table_that_breaks_its_contract_is_refused_by_that_gate(place, monkeyp
     def wrong(table):
         yield "this is wrong", np.ones(table.num_rows, np.bool_)
 
-    monkeypatch.setitem(tables.CONTRACTS, "validated", (VALIDATED, wrong))
+    monkeypatch.setattr(tables, "broken_rules", wrong)
     done = run(place, place / "none")
     assert done.exit_code == 4
     assert cases(place)["schema"] == "failure"

@@ -16,7 +16,8 @@ from packhouse.pack.layout import (
     to_layout,
 )
 from packhouse.pack.plan import STRATEGIES, plan_packs
-from packhouse.records.tables import PACKED, TOKENIZED, WEIGHTS
+from packhouse.records.lists import WEIGHTS
+from packhouse.records.tables import PACKED, TOKENIZED
 
 WEIGHT = st.sampled_from([1.0, 0.5, 0.25, 2.0])
 

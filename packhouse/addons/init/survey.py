@@ -35,10 +35,10 @@ from packhouse.read.file_formats import (
 from packhouse.read.files import SourceFile, file_errors, local_path, open_file
 from packhouse.read.records import Records, gc_paused, parse_pieces, unwrapped
 from packhouse.read.row_formats import row_format_of
-from packhouse.read.shards import HEAD_BYTES, TEXT_FILES, read_parts, scan_source
+from packhouse.read.shards import TEXT_FILES, read_parts, scan_source
 from packhouse.read.streams import FileStream, read_range
 from packhouse.read.tabular import TABULAR, decode_head, parse_tables
-from packhouse.read.text_files import path_of_list, spans_by_layout
+from packhouse.read.text_files import HEAD_BYTES, path_of_list, spans_by_layout
 from packhouse.recipe import SourceConfig, ValidateConfig
 from packhouse.recipe.source import FileFormat
 from packhouse.system.progress import advance
@@ -344,9 +344,7 @@ def _records(found: Survey) -> Iterator[Records]:
         config = SourceConfig(path=file.uri, format="text", **settings)
         shards = scan_source(config, _SHARD_BYTES)
         for shard in shards:
-            for part in read_parts(shard, _ANY_SIZE):
-                part.records.number_from(-part.row_start)  # `Survey.add` counts blocks
-                yield part.records
+            yield from read_parts(shard, _ANY_SIZE)
             advance(1 / len(shards))
         return
     if found.file_format in TABULAR:

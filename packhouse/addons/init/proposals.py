@@ -24,6 +24,7 @@ from packhouse.addons.init.readings import (
     Reading,
     explanation,
     has_only_questions,
+    is_metadata,
     marks_in,
     readings_of,
     with_context,
@@ -49,8 +50,8 @@ _MAX_CANDIDATES = 6
 NAME_THE_FIELDS = (
     "two fields contain question and answer, name them with --set format=question_answer --set "
     'fields=\'{"question": "FIELD", "answer": "FIELD"}\'. To train one field as plain text, use '
-    '--set format=text --set fields=\'{"text": "FIELD"}\'. Otherwise, write rows with messages '
-    "([{role, content}])."
+    '--set format=text --set fields=\'{"text": "FIELD"}\'. If the rows have no answers, add a '
+    "field with the answer to each row."
 )
 """Advice for fields whose roles no name or value tells, after "If"."""
 _SAMPLE_ROWS = 500
@@ -435,7 +436,8 @@ def _unknown(survey: Survey, layout: Layout, failed: Candidate | None) -> str:
                 f"the text in '{name}' contains {what}, which packhouse cannot parse. "
                 "Write rows with messages ([{role, content}])."
             )
-    is_text = len(names) == 1 and isinstance(row[next(iter(names))], str)
+    others = [name for name in names if not is_metadata(name, survey.fields[name])] or [*names]
+    is_text = len(others) == 1 and isinstance(row[others[0]], str)
     if is_text or has_only_questions(layout.rows):
         return (
             f"its rows contain {_kinds_of(row)} but no answers. Add a field with the answer to "

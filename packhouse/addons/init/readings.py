@@ -210,6 +210,12 @@ def _natural(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Ite
         ):
             rest = [n for n in rows[0] if n not in names.values()]
             more = {"prompt": best} if (best := _best(rest, _QUESTION)) else {}
+            prompts = [each for each in _texts_of(rest, rows) if _has_text(each, fields)]
+            if prompts and best is None and marks_in(rows, [names["chosen"]]) is None:
+                chosen = {theirs: ours for ours, theirs in names.items()}
+                for each in prompts:
+                    yield _reading(name, {each: "prompt", **chosen}, fields={"prompt": each})
+                continue
         if isinstance(known, TextFields) and known.answers == "required":
             # The context of a question and the reasoning of an answer, if the format reads them.
             texts = _texts_of([n for n in rows[0] if n not in names.values()], rows)
@@ -371,7 +377,10 @@ def _pairs(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Itera
     free = [
         name
         for name in texts
-        if not _words_of_label(name) and _rank(name, _SYSTEM) is None and not _is_class(name)
+        if not _words_of_label(name)
+        and _rank(name, _SYSTEM) is None
+        and not _is_class(name)
+        and not _BAD & {*_words(name)}
     ]
     if (held := fields.get("source")) and explanation("source", held, held.kinds.total()):
         free = [name for name in free if name != "source"]  # not the source of a translation
@@ -435,13 +444,15 @@ def _plain(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Itera
         yield _in_json(rows, {"question": sentences, "answer": others})
         yield _in_json(rows, {"question": others, "answer": sentences})
     texts = [name for name in _texts_of(rows[0], rows) if _has_text(name, fields)]
-    if len(texts) == 1 and texts[0] != "text" and _rank(texts[0], _QUESTION) is None:
+    if len(texts) == 1 and texts[0] != "text":
         is_named = texts[0].lower() in _PLAIN
         has_lists = any(isinstance(value, list | dict) and value for value in rows[0].values())
-        classes = list(_classes(texts[0], [n for n in rows[0] if n != texts[0]], fields))
+        labels = [n for n in rows[0] if n != texts[0] and (is_named or _is_class(n))]
+        classes = list(_classes(texts[0], labels, fields))
         is_sure = is_named and not has_lists and not classes
-        yield _reading("text", {texts[0]: "text"}, is_sure=is_sure, fields={"text": texts[0]})
-        yield from classes if is_named else ()
+        if _rank(texts[0], _QUESTION) is None:
+            yield _reading("text", {texts[0]: "text"}, is_sure=is_sure, fields={"text": texts[0]})
+        yield from classes
 
 
 # Preferred and rejected answers.
@@ -468,7 +479,7 @@ def _preferences(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
         yield _reading("preference", reads, is_sure=True, fields=fields)
 
 
-_SPLITS = frozenset("train training test testing val valid validation dev eval".split())
+_HELD_OUT = frozenset("test testing val valid validation dev eval".split())
 
 
 def _with_splits(
@@ -480,10 +491,12 @@ def _with_splits(
     """
     for name, held in fields.items():
         values = {str(value).lower(): value for value in held.values}
-        train = values.get("train") or values.get("training")
-        if train and len(values) > 1 and values.keys() <= _SPLITS and name not in reading.reads:
-            settings = {**reading.settings, "where": f"{_sql(name)} = '{train}'"}
-            reads = {**reading.reads, name: f"split: {train} alone"}
+        rest = [str(values[each]) for each in values if each not in _HELD_OUT]
+        is_split = {*map(str.lower, rest)} <= {"train", "training"} or "split" in _words(name)
+        if is_split and 0 < len(rest) < len(values) and name not in reading.reads:
+            shown = ", ".join("'" + each.replace("'", "''") + "'" for each in rest)
+            settings = {**reading.settings, "where": f"{_sql(name)} IN ({shown})"}
+            reads = {**reading.reads, name: f"split: {', '.join(rest)} alone"}
             unsure = replace(reading, is_sure=False)
             return [replace(unsure, settings=settings, reads=reads), unsure]
     return [reading]
@@ -574,7 +587,7 @@ def with_context(reading: Reading, name: str) -> Reading | None:
     if row_format == "prompt_completion":
         row_format, ours = "question_answer", {"prompt": "question", "completion": "answer"}
         reads = {theirs: ours.get(role, role) for theirs, role in reads.items()}
-        fields = {role: theirs for theirs, role in reads.items()}
+        fields = {role: theirs for theirs, role in reads.items() if not role.startswith("split")}
     context = _CONTEXT_OF.get(row_format)
     if context is None or context in reads.values() or _rank(name, _ANSWER) is not None:
         return None
@@ -1130,6 +1143,18 @@ def _rank(name: str, known: Sequence[str]) -> int | None:
 def _words(name: str) -> list[str]:
     """Split a name into words: `userMessage` -> user, message."""
     return re.sub(r"(?<=[a-z])(?=[A-Z])|[\W_]+", " ", name).lower().split()
+
+
+def is_metadata(name: str, held: Field) -> bool:
+    """Return True if a field holds an id, a source, or one of a few categories, but no answer.
+
+    Example:
+        >>> held = Field(kinds=Counter(text=4), values=Counter(("easy", "hard", "easy", "easy")))
+        >>> is_metadata("how", held), is_metadata("uuid", Field()), is_metadata("how", Field())
+        (True, True, False)
+    """
+    num_texts = held.kinds["text"]
+    return bool(_words_of_label(name)) or 0 < 2 * len(held.values) <= num_texts
 
 
 def explanation(name: str, held: Field, num_rows: int) -> str | None:

@@ -443,14 +443,19 @@ def _plain(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Itera
     if len(sentences) == 1 and any(isinstance(rows[0][name], dict | list) for name in others):
         yield _in_json(rows, {"question": sentences, "answer": others})
         yield _in_json(rows, {"question": others, "answer": sentences})
+    objects = [name for name in others if all(isinstance(row[name], dict) for row in rows)]
+    if not sentences and len(objects) == 2:
+        for asks, says in (objects, objects[::-1]):
+            yield _in_json(rows, {"question": [asks], "answer": [says]})
     texts = [name for name in _texts_of(rows[0], rows) if _has_text(name, fields)]
     if len(texts) == 1 and texts[0] != "text":
         is_named = texts[0].lower() in _PLAIN
         has_lists = any(isinstance(value, list | dict) and value for value in rows[0].values())
-        labels = [n for n in rows[0] if n != texts[0] and (is_named or _is_class(n))]
+        is_question = _rank(texts[0], _QUESTION) is not None
+        labels = [n for n in rows[0] if n != texts[0] and (_is_class(n) or not is_question)]
         classes = list(_classes(texts[0], labels, fields))
         is_sure = is_named and not has_lists and not classes
-        if _rank(texts[0], _QUESTION) is None:
+        if not is_question:
             yield _reading("text", {texts[0]: "text"}, is_sure=is_sure, fields={"text": texts[0]})
         yield from classes
 
@@ -505,10 +510,10 @@ def _with_splits(
 def _with_speakers(
     reading: Reading, rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]
 ) -> list[Reading]:
-    r"""Return a reading, or several if its prompts already begin the turn of the answer.
+    r"""Return a reading, or several if its texts already mark where a turn begins or ends.
 
-    They name the speakers, as chat templates also do, end with a separator, or open a tag that the
-    answer closes.
+    Prompts name the speakers, as chat templates also do, or open a tag that the answer closes;
+    prompts or answers end with a separator.
 
     Example:
         >>> rows = [{"prompt": "User: Hi\nBot:", "completion": " Hello"}]
@@ -520,10 +525,11 @@ def _with_speakers(
     prompt = reading.prompt
     talks = [row for row in rows if isinstance(row.get(prompt or ""), str)]
     texts = [str(row[prompt or ""]) for row in talks]
-    answers = [str([row.get(name) for name in reading.trained]) for row in talks]
+    answers = ["\n".join(str(row.get(name)) for name in reading.trained) for row in talks]
     num_begun = sum(
         _SPOKEN.match(text) is not None
         or re.search(_SEPARATOR, text) is not None
+        or re.search(_SEPARATOR, answer) is not None
         or ((tag := _OPEN.search(text)) is not None and f"</{tag[1]}>" in answer)
         for text, answer in zip(texts, answers, strict=True)
     )
@@ -538,7 +544,7 @@ def _with_speakers(
     if all(map(_ONE_TURN.fullmatch, texts)):
         what = "names"
         select["prompt"] = f"regexp_extract({_sql(prompt)}, '{_ONE_TURN.pattern}', 1)"
-    elif all(re.search(_SEPARATOR, text) for text in texts):
+    elif any(all(re.search(_SEPARATOR, each) for each in part) for part in (texts, answers)):
         what = "separators"
         select = {k: f"regexp_replace({each}, '{_SEPARATOR}', '')" for k, each in select.items()}
     else:
@@ -983,7 +989,7 @@ r"""A prompt that names its speakers and ends with the name of the one who answe
 `User: Hi\nBot:`."""
 
 _SEPARATOR = r"\s*(?:->|##+)\s*$"
-"""End of a prompt, and maybe of its answer, in the style of OpenAI's first fine-tuning guide."""
+"""End of a prompt or an answer in the style of OpenAI's first fine-tuning guide."""
 
 _OPEN = re.compile(r"<(\w+)>\s*\Z")
 """A prompt that ends with a tag such as `<think>`."""

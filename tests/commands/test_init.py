@@ -287,6 +287,12 @@ ASKED: dict[str, tuple[Callable[[int, Talk], dict[str, Any]], int, list[Talk]]] 
     "answers that end with a separator": (lambda n, t: {"prompt": f"{t[0]}\nAda {n}:",
         "completion": f" {t[1]}\n\n###\n\n"}, 1, [Talk(f"{t[0]}\nAda {n}:", t[1]) for n,
         t in enumerate(TALKS)]),
+    "a question, its tables, and a query as the answer": (lambda n, t: {"Question": t[0],
+        "Context": "", "Query": t[1]}, 1, TALKS),
+    "a source text and an output": (lambda n, t: {"source_text": t[0], "new_output": t[1],
+        "condition": "ab"[n % 2]}, 1, TALKS),
+    "choices of a text of any name": (lambda n, t: {"line": t[0], "choices": [t[1],
+        bad(t)][:: 1 - n % 2 * 2], "answer": n % 2}, 2, TALKS),
     "two objects": (lambda n, t: {"id": n, "ours": {"ask": t[0], "n": n}, "theirs": {"say": t[1]}},
         1, [Talk(f'{{"ask":"{t[0]}","n":{n}}}', f'{{"say":"{t[1]}"}}') for n,
         t in enumerate(TALKS)]),
@@ -370,6 +376,8 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
         "its rows have 2 shapes"),
     "labels of words": ("a.jsonl", each(lambda t: {"tokens": t.question.split(),
         "tags": ["O"] * len(t.question.split())}), "a label for each word"),
+    "words with places of names": ("a.jsonl", each(lambda t: {"words": t.question.split(),
+        "names": [[0, 1, "x"]]}), "a list of words in 'words'"),
     "texts by intent in one object": ("a.json",
         json.dumps({"intents": {"sum": [t.question for t in TALKS]}}).encode(),
         "Write one row per text"),
@@ -532,6 +540,14 @@ def test_rows_that_all_have_images_cannot_all_be_left_out(project):
     code, said = project.init("a.jsonl", "--set", "media=drop_rows")
 
     assert (code, "Use media=drop_parts" in said) == (3, True), said
+
+
+def test_advice_about_images_is_given_once(project):
+    rows = [{"id": n, "path": f"{n}.png", "check": f"Is {n} a sum of two?"} for n in range(9)]
+    Path("a.jsonl").write_bytes(lines([row | {"test": row["check"] + "?"} for row in rows]))
+    said = [project.init("a.jsonl", *more)[1] for more in ([], ["--set", "media=drop_parts"])]
+
+    assert ["Add --set media=drop_parts" in each for each in said] == [True, False]
 
 
 def test_conversations_that_end_on_the_user_are_read_as_the_refusal_says(project):

@@ -387,8 +387,10 @@ def _pairs(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Itera
     asking, answering = _called(free, _QUESTION), _called(free, _ANSWER)
     is_sure = bool(asking and answering)
     others = [name for name in free if _has_text(name, fields) and name not in asking + answering]
+    # Without a name for the answer, the second question may be one, as in `question` and `query`.
+    guesses = [name for name in others if "context" not in _words(name)] + asking[1:]
     asking = asking or _called(others, _LIKELY_QUESTION) or others
-    answering = answering or _called(others, _LIKELY_ANSWER) or others
+    answering = answering or _called(others, _LIKELY_ANSWER) or guesses
     pairs = [(question, answer) for question in asking for answer in answering]
     for question, answer in pairs[: 2 * _SHOWN]:
         if question != answer:
@@ -905,7 +907,8 @@ def _choices(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Ite
     The answer is either the letter or the text of the right choice.
     """
     first = rows[0]
-    asks = _best(_texts_of(first, rows), _QUESTION)
+    texts = _texts_of(first, rows)
+    asks = texts[0] if len(texts) == 1 else _best(texts, _QUESTION)
     if asks is None:
         return
     names = [
@@ -1124,8 +1127,8 @@ def _is_class(name: str) -> bool:
 
 def _words_of_label(name: str) -> set[str]:
     """Return the words that mark a name as an id, source, category or other metadata."""
-    words = _words(name)
-    return {*words} & _LABEL_WORDS if len(words) > 1 or words[:1] != ["source"] else set()
+    words = [word for word in _words(name) if word not in _FILLERS]
+    return {*words} & _LABEL_WORDS if words != ["source"] else set()
 
 
 def _best(names: Iterable[str], known: Sequence[str]) -> str | None:

@@ -506,6 +506,10 @@ def test_nothing_is_written_where_rows_can_be_read_in_several_ways(name, project
         (lambda n, t: {"text": t.question, "category": "ab"[n % 2]}, "format=classification"),
         (lambda n, t: {"content": t.question, "keep": n % 2 == 0}, '["false", "true"]'),
         (lambda n, t: {"prompt": t.question, "label": n % 2}, 'label_names=["0", "1"]'),
+        (
+            lambda n, t: {"brief": t[0], "why": f"{n} is it.", "chosen": t[1], "rejected": bad(t)},
+            "format=preference",
+        ),
         (lambda n, t: {"heard": t.question, "mood": "ab"[n % 2]}, "format=classification"),
         (lambda n, t: {"text": f"<bos>{t.question}\n<eos>"}, "regexp_replace"),
         (
@@ -543,9 +547,13 @@ def test_rows_that_all_have_images_cannot_all_be_left_out(project):
 
 
 def test_advice_about_images_is_given_once(project):
-    rows = [{"id": n, "path": f"{n}.png", "check": f"Is {n} a sum of two?"} for n in range(9)]
-    Path("a.jsonl").write_bytes(lines([row | {"test": row["check"] + "?"} for row in rows]))
-    said = [project.init("a.jsonl", *more)[1] for more in ([], ["--set", "media=drop_parts"])]
+    rows = [
+        {"path": f"{n}.png", "question": f"Please tell me, my friend: {t[0]}"}
+        for n, t in enumerate(TALKS)
+    ]
+    Path("a.jsonl").write_bytes(lines(rows))
+    found = [project.init("a.jsonl", *more)[1] for more in ([], ["--set", "media=drop_parts"])]
+    said = [" ".join(each.split()) for each in found]
 
     assert ["Add --set media=drop_parts" in each for each in said] == [True, False]
 

@@ -284,10 +284,27 @@ ASKED: dict[str, tuple[Callable[[int, Talk], dict[str, Any]], int, list[Talk]]] 
         t in enumerate(TALKS)]),
     "prompts that end with a separator": (lambda n, t: {"prompt": f"{t[0]}\n\n###\n\n",
         "completion": f" {t[1]} ###"}, 1, TALKS),
+    "answers that end with a separator": (lambda n, t: {"prompt": f"{t[0]}\nAda {n}:",
+        "completion": f" {t[1]}\n\n###\n\n"}, 1, [Talk(f"{t[0]}\nAda {n}:", t[1]) for n,
+        t in enumerate(TALKS)]),
+    "a question, its tables, and a query as the answer": (lambda n, t: {"Question": t[0],
+        "Context": "", "Query": t[1]}, 1, TALKS),
+    "a source text and an output": (lambda n, t: {"source_text": t[0], "new_output": t[1],
+        "condition": "ab"[n % 2]}, 1, TALKS),
+    "choices of a text of any name": (lambda n, t: {"line": t[0], "choices": [t[1],
+        bad(t)][:: 1 - n % 2 * 2], "answer": n % 2}, 2, TALKS),
+    "two objects": (lambda n, t: {"id": n, "ours": {"ask": t[0], "n": n}, "theirs": {"say": t[1]}},
+        1, [Talk(f'{{"ask":"{t[0]}","n":{n}}}', f'{{"say":"{t[1]}"}}') for n,
+        t in enumerate(TALKS)]),
     "prompts that name their speakers": (lambda n, t: {"prompt": f"User: {t[0]}\nAda:",
         "completion": t[1]}, 1, TALKS),
     "rows for training and for tests": (lambda n, t: {"question": t[0], "answer": t[1],
         "split": "train" if n % 2 else "test"}, 1, TALKS[1::2]),
+    "rows to look up and for tests, with a remark": (lambda n, t: {
+        "remark": f"Here is a sum, and it is sum {n} of the twelve", "question": t[0],
+        "reference_reply": t[1], "split": "index" if n % 2 else "test"}, 3, TALKS[1::2]),
+    "preferred answers to a prompt of any name": (lambda n, t: {"brief": t[0], "chosen": t[1],
+        "rejected": bad(t), "reason": f"Answer {n} is better."}, 1, TALKS),
     "two texts and a label": (lambda n, t: {"premise": t[0], "hypothesis": t[1], "label": n,
         "label_str": f"no {n}"}, 3, [Talk(f'{{"premise":"{t[0]}"', f"no {n}") for n,
         t in enumerate(TALKS)]),
@@ -319,6 +336,9 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
         "does not name the columns"),
     "a zip archive": ("a.zip", zipped(), "Unpack it"),
     "rows of Python": ("a.jsonl", b"{'question': 'Why?'}\n", "no row of it can be read as jsonl"),
+    "a table named like JSON": ("a.json", b"question\tanswer\nWhy?\tSo.\n",
+        "--set file_format=FORMAT"),
+    "an empty line": ("a.jsonl", b"\n", "(it is empty). Pass a file with rows"),
     "raw line breaks in texts": ("a.jsonl",
         b"".join(lines([{"prompt": t[0] + "#", "completion": t[1]}]) for t in TALKS).replace(
             b"#", b"\n"), "its texts contain raw line breaks"),
@@ -356,6 +376,8 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
         "its rows have 2 shapes"),
     "labels of words": ("a.jsonl", each(lambda t: {"tokens": t.question.split(),
         "tags": ["O"] * len(t.question.split())}), "a label for each word"),
+    "words with places of names": ("a.jsonl", each(lambda t: {"words": t.question.split(),
+        "names": [[0, 1, "x"]]}), "a list of words in 'words'"),
     "texts by intent in one object": ("a.json",
         json.dumps({"intents": {"sum": [t.question for t in TALKS]}}).encode(),
         "Write one row per text"),
@@ -363,6 +385,9 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
         "2 columns have no name"),
     "questions without answers": ("a.jsonl", each(lambda t: {"question": t.question}),
         "Add a field with the answer"),
+    "questions with ids, topics and tests for them": ("a.jsonl", lines([{"question_id": n,
+        "question": t.question, "topic": "sums", "known": "ab"[n % 2]} for n,
+        t in enumerate(TALKS)]), "but no answers. Add a field with the answer"),
     "texts of an intent": ("a.jsonl", each(lambda t: {"intent": "sum", "examples": [t.question,
         f"Please: {t.question}"]}), "Write one row per text"),
     "pairs for an embedding model": ("a.jsonl", each(lambda t: {"anchor": t[0], "positive": t[1],
@@ -480,6 +505,12 @@ def test_nothing_is_written_where_rows_can_be_read_in_several_ways(name, project
         (lambda n, t: {"text": t.question, "entities": [{"start": n, "label": "a"}]}, "text"),
         (lambda n, t: {"text": t.question, "category": "ab"[n % 2]}, "format=classification"),
         (lambda n, t: {"content": t.question, "keep": n % 2 == 0}, '["false", "true"]'),
+        (lambda n, t: {"prompt": t.question, "label": n % 2}, 'label_names=["0", "1"]'),
+        (
+            lambda n, t: {"brief": t[0], "why": f"{n} is it.", "chosen": t[1], "rejected": bad(t)},
+            "format=preference",
+        ),
+        (lambda n, t: {"heard": t.question, "mood": "ab"[n % 2]}, "format=classification"),
         (lambda n, t: {"text": f"<bos>{t.question}\n<eos>"}, "regexp_replace"),
         (
             lambda n, t: {"prompt": f"### Ask:\n{t[0]}\n### Response:", "completion": t[1]},
@@ -513,6 +544,18 @@ def test_rows_that_all_have_images_cannot_all_be_left_out(project):
     code, said = project.init("a.jsonl", "--set", "media=drop_rows")
 
     assert (code, "Use media=drop_parts" in said) == (3, True), said
+
+
+def test_advice_about_images_is_given_once(project):
+    rows = [
+        {"path": f"{n}.png", "question": f"Please tell me, my friend: {t[0]}"}
+        for n, t in enumerate(TALKS)
+    ]
+    Path("a.jsonl").write_bytes(lines(rows))
+    found = [project.init("a.jsonl", *more)[1] for more in ([], ["--set", "media=drop_parts"])]
+    said = [" ".join(each.split()) for each in found]
+
+    assert ["Add --set media=drop_parts" in each for each in said] == [True, False]
 
 
 def test_conversations_that_end_on_the_user_are_read_as_the_refusal_says(project):

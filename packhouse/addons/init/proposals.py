@@ -24,6 +24,7 @@ from packhouse.addons.init.readings import (
     Reading,
     explanation,
     has_only_questions,
+    is_metadata,
     marks_in,
     readings_of,
     with_context,
@@ -49,8 +50,8 @@ _MAX_CANDIDATES = 6
 NAME_THE_FIELDS = (
     "two fields contain question and answer, name them with --set format=question_answer --set "
     'fields=\'{"question": "FIELD", "answer": "FIELD"}\'. To train one field as plain text, use '
-    '--set format=text --set fields=\'{"text": "FIELD"}\'. Otherwise, write rows with messages '
-    "([{role, content}])."
+    '--set format=text --set fields=\'{"text": "FIELD"}\'. If the rows have no answers, add a '
+    "field with the answer to each row."
 )
 """Advice for fields whose roles no name or value tells, after "If"."""
 _SAMPLE_ROWS = 500
@@ -243,7 +244,7 @@ def propose(
             unknown += layout.num_rows
             if not is_rare and not undecided:
                 failed = next((each for each in tried if each.reading.is_sure), None)
-                raise refusal(survey.file, _unknown(survey, layout, failed))
+                raise refusal(survey.file, _unknown(survey, layout, failed, given))
     joined, fitting = _join(chosen), undecided
     if num_chosen > _RARE * survey.num_rows:  # the user's choice has to read the other rows, too
         settings = joined.settings if joined is not None else {}
@@ -251,7 +252,7 @@ def propose(
     if fitting:
         return replace(proposal, candidates=fitting[:_MAX_CANDIDATES])
     if not chosen and not undecided:
-        raise refusal(survey.file, _unknown(survey, layouts[0], None))
+        raise refusal(survey.file, _unknown(survey, layouts[0], None, given))
     if undecided or joined is None or unknown > _RARE * survey.num_rows:
         raise refusal(
             survey.file,
@@ -372,7 +373,9 @@ def _join(readings: Sequence[Reading]) -> Reading | None:
     return Reading(settings={k: v for k, v in settings.items() if v}, reads=reads)
 
 
-def _unknown(survey: Survey, layout: Layout, failed: Candidate | None) -> str:
+def _unknown(
+    survey: Survey, layout: Layout, failed: Candidate | None, given: Mapping[str, Any]
+) -> str:
     """Return a message with the reason why a layout has no usable reading, and the fix.
 
     `failed` is a likely reading of which most rows are bad, or None.
@@ -399,7 +402,7 @@ def _unknown(survey: Survey, layout: Layout, failed: Candidate | None) -> str:
             "word, which packhouse does not support. Write each row as a text with its answer."
         )
     for name in names:
-        if survey.fields[name].has_media:
+        if survey.fields[name].has_media and "media" not in given:
             if not any(held.num_texts for held in survey.fields.values()):
                 return (
                     f"its rows contain {_kinds_of(row)}: media and no text. Add text to the rows."
@@ -426,6 +429,11 @@ def _unknown(survey: Survey, layout: Layout, failed: Candidate | None) -> str:
         )
     for name, value in names.items():
         if isinstance(value, list) and value and isinstance(value[0], str):
+            if not any(" " in str(each) for each in value):  # words
+                return (
+                    f"its rows contain {_kinds_of(row)}: a list of words in {name!r}, which "
+                    "packhouse does not support. Write each row as a text with its answer."
+                )
             return (
                 f"{layout.num_rows:,} of {counted(survey.num_rows, 'row')} contain a list of "
                 f"texts in {name!r}. Write one row per text, with its answer or label."
@@ -435,7 +443,8 @@ def _unknown(survey: Survey, layout: Layout, failed: Candidate | None) -> str:
                 f"the text in '{name}' contains {what}, which packhouse cannot parse. "
                 "Write rows with messages ([{role, content}])."
             )
-    is_text = len(names) == 1 and isinstance(row[next(iter(names))], str)
+    others = [name for name in names if not is_metadata(name, survey.fields[name])] or [*names]
+    is_text = len(others) == 1 and isinstance(row[others[0]], str)
     if is_text or has_only_questions(layout.rows):
         return (
             f"its rows contain {_kinds_of(row)} but no answers. Add a field with the answer to "

@@ -210,6 +210,12 @@ def _natural(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Ite
         ):
             rest = [n for n in rows[0] if n not in names.values()]
             more = {"prompt": best} if (best := _best(rest, _QUESTION)) else {}
+            prompts = [each for each in _texts_of(rest, rows) if _has_text(each, fields)]
+            if prompts and best is None and marks_in(rows, [names["chosen"]]) is None:
+                chosen = {theirs: ours for ours, theirs in names.items()}
+                for each in prompts:
+                    yield _reading(name, {each: "prompt", **chosen}, fields={"prompt": each})
+                continue
         if isinstance(known, TextFields) and known.answers == "required":
             # The context of a question and the reasoning of an answer, if the format reads them.
             texts = _texts_of([n for n in rows[0] if n not in names.values()], rows)
@@ -371,15 +377,20 @@ def _pairs(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Itera
     free = [
         name
         for name in texts
-        if not _words_of_label(name) and _rank(name, _SYSTEM) is None and not _is_class(name)
+        if not _words_of_label(name)
+        and _rank(name, _SYSTEM) is None
+        and not _is_class(name)
+        and not _BAD & {*_words(name)}
     ]
     if (held := fields.get("source")) and explanation("source", held, held.kinds.total()):
         free = [name for name in free if name != "source"]  # not the source of a translation
     asking, answering = _called(free, _QUESTION), _called(free, _ANSWER)
     is_sure = bool(asking and answering)
     others = [name for name in free if _has_text(name, fields) and name not in asking + answering]
+    # Without a name for the answer, the second question may be one, as in `question` and `query`.
+    guesses = [name for name in others if "context" not in _words(name)] + asking[1:]
     asking = asking or _called(others, _LIKELY_QUESTION) or others
-    answering = answering or _called(others, _LIKELY_ANSWER) or others
+    answering = answering or _called(others, _LIKELY_ANSWER) or guesses
     pairs = [(question, answer) for question in asking for answer in answering]
     for question, answer in pairs[: 2 * _SHOWN]:
         if question != answer:
@@ -434,14 +445,21 @@ def _plain(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Itera
     if len(sentences) == 1 and any(isinstance(rows[0][name], dict | list) for name in others):
         yield _in_json(rows, {"question": sentences, "answer": others})
         yield _in_json(rows, {"question": others, "answer": sentences})
+    objects = [name for name in others if all(isinstance(row[name], dict) for row in rows)]
+    if not sentences and len(objects) == 2:
+        for asks, says in (objects, objects[::-1]):
+            yield _in_json(rows, {"question": [asks], "answer": [says]})
     texts = [name for name in _texts_of(rows[0], rows) if _has_text(name, fields)]
-    if len(texts) == 1 and texts[0] != "text" and _rank(texts[0], _QUESTION) is None:
+    if len(texts) == 1 and texts[0] != "text":
         is_named = texts[0].lower() in _PLAIN
         has_lists = any(isinstance(value, list | dict) and value for value in rows[0].values())
-        classes = list(_classes(texts[0], [n for n in rows[0] if n != texts[0]], fields))
+        is_question = _rank(texts[0], _QUESTION) is not None
+        labels = [n for n in rows[0] if n != texts[0] and (_is_class(n) or not is_question)]
+        classes = list(_classes(texts[0], labels, fields))
         is_sure = is_named and not has_lists and not classes
-        yield _reading("text", {texts[0]: "text"}, is_sure=is_sure, fields={"text": texts[0]})
-        yield from classes if is_named else ()
+        if not is_question:
+            yield _reading("text", {texts[0]: "text"}, is_sure=is_sure, fields={"text": texts[0]})
+        yield from classes
 
 
 # Preferred and rejected answers.
@@ -468,7 +486,7 @@ def _preferences(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
         yield _reading("preference", reads, is_sure=True, fields=fields)
 
 
-_SPLITS = frozenset("train training test testing val valid validation dev eval".split())
+_HELD_OUT = frozenset("test testing val valid validation dev eval".split())
 
 
 def _with_splits(
@@ -480,10 +498,12 @@ def _with_splits(
     """
     for name, held in fields.items():
         values = {str(value).lower(): value for value in held.values}
-        train = values.get("train") or values.get("training")
-        if train and len(values) > 1 and values.keys() <= _SPLITS and name not in reading.reads:
-            settings = {**reading.settings, "where": f"{_sql(name)} = '{train}'"}
-            reads = {**reading.reads, name: f"split: {train} alone"}
+        rest = [str(values[each]) for each in values if each not in _HELD_OUT]
+        is_split = {*map(str.lower, rest)} <= {"train", "training"} or "split" in _words(name)
+        if is_split and 0 < len(rest) < len(values) and name not in reading.reads:
+            shown = ", ".join("'" + each.replace("'", "''") + "'" for each in rest)
+            settings = {**reading.settings, "where": f"{_sql(name)} IN ({shown})"}
+            reads = {**reading.reads, name: f"split: {', '.join(rest)} alone"}
             unsure = replace(reading, is_sure=False)
             return [replace(unsure, settings=settings, reads=reads), unsure]
     return [reading]
@@ -492,10 +512,10 @@ def _with_splits(
 def _with_speakers(
     reading: Reading, rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]
 ) -> list[Reading]:
-    r"""Return a reading, or several if its prompts already begin the turn of the answer.
+    r"""Return a reading, or several if its texts already mark where a turn begins or ends.
 
-    They name the speakers, as chat templates also do, end with a separator, or open a tag that the
-    answer closes.
+    Prompts name the speakers, as chat templates also do, or open a tag that the answer closes;
+    prompts or answers end with a separator.
 
     Example:
         >>> rows = [{"prompt": "User: Hi\nBot:", "completion": " Hello"}]
@@ -507,10 +527,11 @@ def _with_speakers(
     prompt = reading.prompt
     talks = [row for row in rows if isinstance(row.get(prompt or ""), str)]
     texts = [str(row[prompt or ""]) for row in talks]
-    answers = [str([row.get(name) for name in reading.trained]) for row in talks]
+    answers = ["\n".join(str(row.get(name)) for name in reading.trained) for row in talks]
     num_begun = sum(
         _SPOKEN.match(text) is not None
         or re.search(_SEPARATOR, text) is not None
+        or re.search(_SEPARATOR, answer) is not None
         or ((tag := _OPEN.search(text)) is not None and f"</{tag[1]}>" in answer)
         for text, answer in zip(texts, answers, strict=True)
     )
@@ -525,7 +546,7 @@ def _with_speakers(
     if all(map(_ONE_TURN.fullmatch, texts)):
         what = "names"
         select["prompt"] = f"regexp_extract({_sql(prompt)}, '{_ONE_TURN.pattern}', 1)"
-    elif all(re.search(_SEPARATOR, text) for text in texts):
+    elif any(all(re.search(_SEPARATOR, each) for each in part) for part in (texts, answers)):
         what = "separators"
         select = {k: f"regexp_replace({each}, '{_SEPARATOR}', '')" for k, each in select.items()}
     else:
@@ -574,7 +595,7 @@ def with_context(reading: Reading, name: str) -> Reading | None:
     if row_format == "prompt_completion":
         row_format, ours = "question_answer", {"prompt": "question", "completion": "answer"}
         reads = {theirs: ours.get(role, role) for theirs, role in reads.items()}
-        fields = {role: theirs for theirs, role in reads.items()}
+        fields = {role: theirs for theirs, role in reads.items() if not role.startswith("split")}
     context = _CONTEXT_OF.get(row_format)
     if context is None or context in reads.values() or _rank(name, _ANSWER) is not None:
         return None
@@ -886,7 +907,8 @@ def _choices(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Ite
     The answer is either the letter or the text of the right choice.
     """
     first = rows[0]
-    asks = _best(_texts_of(first, rows), _QUESTION)
+    texts = _texts_of(first, rows)
+    asks = texts[0] if len(texts) == 1 else _best(texts, _QUESTION)
     if asks is None:
         return
     names = [
@@ -970,7 +992,7 @@ r"""A prompt that names its speakers and ends with the name of the one who answe
 `User: Hi\nBot:`."""
 
 _SEPARATOR = r"\s*(?:->|##+)\s*$"
-"""End of a prompt, and maybe of its answer, in the style of OpenAI's first fine-tuning guide."""
+"""End of a prompt or an answer in the style of OpenAI's first fine-tuning guide."""
 
 _OPEN = re.compile(r"<(\w+)>\s*\Z")
 """A prompt that ends with a tag such as `<think>`."""
@@ -1105,8 +1127,8 @@ def _is_class(name: str) -> bool:
 
 def _words_of_label(name: str) -> set[str]:
     """Return the words that mark a name as an id, source, category or other metadata."""
-    words = _words(name)
-    return {*words} & _LABEL_WORDS if len(words) > 1 or words[:1] != ["source"] else set()
+    words = [word for word in _words(name) if word not in _FILLERS]
+    return {*words} & _LABEL_WORDS if words != ["source"] else set()
 
 
 def _best(names: Iterable[str], known: Sequence[str]) -> str | None:
@@ -1130,6 +1152,18 @@ def _rank(name: str, known: Sequence[str]) -> int | None:
 def _words(name: str) -> list[str]:
     """Split a name into words: `userMessage` -> user, message."""
     return re.sub(r"(?<=[a-z])(?=[A-Z])|[\W_]+", " ", name).lower().split()
+
+
+def is_metadata(name: str, held: Field) -> bool:
+    """Return True if a field holds an id, a source, or one of a few categories, but no answer.
+
+    Example:
+        >>> held = Field(kinds=Counter(text=4), values=Counter(("easy", "hard", "easy", "easy")))
+        >>> is_metadata("how", held), is_metadata("uuid", Field()), is_metadata("how", Field())
+        (True, True, False)
+    """
+    num_texts = held.kinds["text"]
+    return bool(_words_of_label(name)) or 0 < 2 * len(held.values) <= num_texts
 
 
 def explanation(name: str, held: Field, num_rows: int) -> str | None:

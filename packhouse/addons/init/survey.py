@@ -227,7 +227,11 @@ def survey(file: SourceFile, given: Mapping[str, Any]) -> Survey:
                 "its texts contain raw line breaks, which JSON does not allow. Replace them with "
                 "\\n.",
             )
-        raise refusal(file, f"no row of it can be read as {found.file_format} ({why})")
+        raise refusal(
+            file,
+            f"no row of it can be read as {found.file_format} ({why}). Pass a file with rows, or "
+            "name its format with --set file_format=FORMAT.",
+        )
     return found
 
 

@@ -62,13 +62,13 @@ class Recipe(Section):
     """Folder of the tokenizer, as written by `save_pretrained`; or its name on the Hugging Face
     Hub, `org/name` or `org/name@revision`."""
 
-    validate_: Annotated[ValidateConfig, Field(alias="validate")] = ValidateConfig()
-    format: FormatConfig = FormatConfig()
-    tokenize: TokenizeConfig = TokenizeConfig()
-    pack: PackConfig = PackConfig()
-    dedup: DedupConfig = DedupConfig()
-    split: SplitConfig = SplitConfig()
-    audit: AuditConfig = AuditConfig()
+    validate_: Annotated[ValidateConfig, Field(alias="validate")] = ValidateConfig.model_construct()
+    format: FormatConfig = FormatConfig.model_construct()
+    tokenize: TokenizeConfig = TokenizeConfig.model_construct()
+    pack: PackConfig = PackConfig.model_construct()
+    dedup: DedupConfig = DedupConfig.model_construct()
+    split: SplitConfig = SplitConfig.model_construct()
+    audit: AuditConfig = AuditConfig.model_construct()
 
     shard_mb: Annotated[int, Field(ge=1, le=4096)] | None = None
     """MiB of raw data per job (default 32). A larger value means fewer jobs that need more memory.
@@ -78,7 +78,7 @@ class Recipe(Section):
     """File of conversations with their expected text, token IDs and trained tokens, checked in
     every run. `packhouse golden write` creates it."""
 
-    publish: PublishConfig = PublishConfig()
+    publish: PublishConfig = PublishConfig.model_construct()
 
     @property
     def preferences(self) -> Preferences | None:

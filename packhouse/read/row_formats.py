@@ -1,16 +1,30 @@
-"""Find the format of rows, and turn rows into conversations.
+'''Find the format of rows, and turn rows into conversations.
 
 A format is one object. Formats that share code are in `conversation_formats` and `text_formats`;
-any other is the `FORMAT` of its file, which has its name. `read/faq_format.py`:
+any other is the `FORMAT` of its file, and recipes use the file's name. `read/faq_format.py`:
+
+    """Questions of users, with the replies that they got."""
+
+    from dataclasses import dataclass
+
+    from packhouse.read.chat_messages import Conversation, text_turn
+    from packhouse.read.row_formats import Names, Row, RowFormat, aliases, check_present
+    from packhouse.recipe import SourceConfig
+    from packhouse.system.plugins import BadRowError
+
 
     @dataclass(frozen=True, kw_only=True)
     class Faq(RowFormat):
+        """A question and its reply."""
+
         def read(self, row: Row, names: Names, config: SourceConfig) -> list[Conversation]:
+            """Read the question and the reply of a row."""
             check_present(row, self.required, names, config)
             asked, answer = (row[names[ours]] for ours in self.required)
             if not isinstance(asked, str) or not isinstance(answer, str):
                 raise BadRowError("type", "faq or reply is not text")
             return [Conversation([text_turn("user", asked), text_turn("assistant", answer)])]
+
 
     FORMAT = Faq(required=aliases("faq reply|response"))
 
@@ -19,7 +33,7 @@ format that a recipe must name, or override `holds` to look at values.
 
 Rows of any format can have options next to their conversation: `chat_template_kwargs` and
 `documents`, named as in TRL and transformers, and a `loss_weight` if `fields` names it.
-"""
+'''
 
 import math
 from abc import ABC, abstractmethod

@@ -15,14 +15,6 @@ from packhouse.read import row_formats
 
 LIBRARY = Path(packhouse.__file__).parent
 TOKENIZER = LIBRARY.parent / "deployments" / "demo" / "tokenizer"
-IMPORTS = """
-from dataclasses import dataclass
-
-from packhouse.read.chat_messages import Conversation, text_turn
-from packhouse.read.row_formats import Names, Row, RowFormat, aliases, check_present
-from packhouse.recipe import SourceConfig
-from packhouse.system.plugins import BadRowError
-"""
 SCRIPT = """
 import json, sys
 import packhouse
@@ -43,7 +35,9 @@ print(json.dumps([prepare(**source) for source in (*files, *named)]))
 @pytest.fixture
 def results_of(tmp_path):
     """Run the script with a copy of the library; return its four results."""
-    shutil.copytree(LIBRARY, tmp_path / "packhouse", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        LIBRARY, tmp_path / "packhouse", ignore=shutil.ignore_patterns("__pycache__", "faq_*")
+    )
     faq = [{"faq": f"What is {n} + 1?", "reply": str(n + 1)} for n in range(20)]
     qa = [{"question": each["faq"], "answer": each["reply"]} for each in faq]
     for name, rows in (("faq", faq), ("qa", qa)):
@@ -68,11 +62,11 @@ def results_of(tmp_path):
 def test_a_format_is_one_file(results_of, tmp_path):
     """The example in the docstring of `row_formats`, as its own file."""
     text = inspect.getdoc(row_formats) or ""
-    example = text[text.index("    @dataclass") : text.index("`auto` and `mixed`")]
+    example = text[text.index('    """Questions') : text.index("`auto` and `mixed`")]
     folder = tmp_path / "packhouse" / "read"
 
     unknown, *before, near = results_of()
-    (folder / "faq_format.py").write_text(IMPORTS + inspect.cleandoc(example) + "\n")
+    (folder / "faq_format.py").write_text(inspect.cleandoc(example) + "\n")
     (folder / "tokenized_format.py").unlink()
     known, *after, near_new = results_of()
 

@@ -298,6 +298,10 @@ ASKED: dict[str, tuple[Callable[[int, Talk], dict[str, Any]], int, list[Talk]]] 
         t in enumerate(TALKS)]),
     "prompts that name their speakers": (lambda n, t: {"prompt": f"User: {t[0]}\nAda:",
         "completion": t[1]}, 1, TALKS),
+    "prompts and answers that begin with names": (lambda n, t: {"prompt": f"Client: {t[0]}",
+        "completion": f" Ada: {t[1]}"}, 1, TALKS),
+    "prompts and answers that begin with User and Assistant": (lambda n, t: {
+        "question": f"User : {t[0]}", "answer": f"Assistant: {t[1]}"}, 1, TALKS),
     "rows for training and for tests": (lambda n, t: {"question": t[0], "answer": t[1],
         "split": "train" if n % 2 else "test"}, 1, TALKS[1::2]),
     "rows to look up and for tests, with a remark": (lambda n, t: {
@@ -516,6 +520,10 @@ def test_nothing_is_written_where_rows_can_be_read_in_several_ways(name, project
             lambda n, t: {"prompt": f"### Ask:\n{t[0]}\n### Response:", "completion": t[1]},
             "template=completion",
         ),
+        (
+            lambda n, t: {"prompt": f"Q: {t[0]}\nTom: Ah.\nQ: Yes?", "completion": f"Tom: {t[1]}"},
+            "template=completion",
+        ),
     ],
 )
 def test_ambiguous_rows_are_not_trained_without_a_choice(row, command, project):
@@ -596,6 +604,47 @@ def test_a_setting_of_the_recipe_is_refused_with_its_place(project):
 
         assert (code, Path("recipe.yaml").exists()) == (2, False), said
         assert "write other settings into the recipe" in " ".join(said.split())
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        lambda n, t: {"prompt": "" if n else "Say this.", "completion": t.answer},
+        lambda n, t: {"instruction": " \n", "input": "", "output": t.answer},
+    ],
+)
+def test_answers_to_empty_prompts_may_be_trained_as_text(row, project):
+    Path("a.jsonl").write_bytes(lines([row(n, t) for n, t in enumerate(TALKS)]))
+
+    code, said = project.init("a.jsonl")
+
+    assert code == 7, said
+    code, said = project.choose(said)
+    assert code == 0, said
+    assert sorted("".join(t) for t in project.prepare()) == sorted(t.answer for t in TALKS)
+
+
+@pytest.mark.parametrize("begin", ["Instruction", "Content"])
+def test_labels_that_name_no_speaker_stay(begin, project):
+    rows = [{"prompt": f"{begin}: {t[0]}", "completion": f"Answer: {t[1]}"} for t in TALKS]
+    Path("a.jsonl").write_bytes(lines(rows))
+
+    code, said = project.init("a.jsonl")
+
+    assert code == 0, said
+    check(project.prepare(), [Talk(t[0], f"Answer: {t[1]}") for t in TALKS])
+
+
+@pytest.mark.parametrize(("num_rows", "is_noted"), [(12, True), (10, False)])
+def test_a_note_says_that_all_answers_are_the_same_text(num_rows, is_noted, project):
+    rows = [{"question": t[0], "answer": "<the answer>"} for t in TALKS[:num_rows]]
+    Path("a.jsonl").write_bytes(lines(rows))
+
+    code, said = project.init("a.jsonl")
+
+    assert code == 0, said
+    note = "note: all answers looked at in 'a.jsonl' are the same text: '<the answer>'"
+    assert (note in " ".join(said.split())) == is_noted
 
 
 def test_text_that_a_chosen_format_does_not_read_is_named(project):

@@ -21,6 +21,7 @@ from packhouse.addons.init.readings import (
     SPEAKER_MARKS,
     TEMPLATED,
     UNMARKED,
+    UNNAMED,
     Reading,
     explanation,
     has_only_questions,
@@ -55,6 +56,8 @@ NAME_THE_FIELDS = (
 )
 """Advice for fields whose roles no name or value tells, after "If"."""
 _SAMPLE_ROWS = 500
+_FEW_ROWS = 10
+"""Largest number of rows that may have the same answer without a note."""
 
 
 @dataclass(slots=True)
@@ -116,6 +119,14 @@ def try_source(source: SourceConfig, rules: ValidateConfig) -> Trial:
     trial.rejected = pa.concat_tables(rejected) if rejected else None
     trial.ids = set(trial.sample["record_id"].to_pylist())
     return trial
+
+
+def same_answer(trial: Trial) -> str | None:
+    """Return the last text of the conversations of a trial if all of them end with it."""
+    assert trial.sample is not None
+    texts = {talk[-1]["content"] for talk in trial.sample["messages"].to_pylist() if talk}
+    is_one = len(texts) == 1 and trial.sample.num_rows > _FEW_ROWS
+    return (texts.pop() or None) if is_one else None
 
 
 def _spread(table: pa.Table, number: int) -> npt.NDArray[np.int64]:
@@ -294,7 +305,8 @@ def _candidates(
     readings = readings_of(layout, survey.fields)
     for reading in readings:
         row_format = reading.settings["format"]
-        is_parsed = row_format == "transcript" or {UNMARKED, TEMPLATED} & {*reading.reads.values()}
+        unmarked = {UNMARKED, UNNAMED, TEMPLATED} & {*reading.reads.values()}
+        is_parsed = row_format == "transcript" or unmarked
         marks = None if is_parsed else marks_in(layout.rows, list(reading.reads))
         if row_format == "preference" and marks == SPEAKER_MARKS:  # it reads transcripts
             marks = None

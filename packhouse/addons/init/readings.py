@@ -157,6 +157,7 @@ def readings_of(layout: Layout, fields: Mapping[str, Field]) -> list[Reading]:
         *_templated_texts(rows),
     ]
     found = [_with_context(each, rows) for each in found]
+    found += [text for each in found for text in _without_prompt(each, rows)]
     if not found and not has_only_questions(rows):
         found = list(_plain(rows, fields))
     different: list[Reading] = []
@@ -462,6 +463,21 @@ def _plain(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Itera
         yield from classes
 
 
+def _without_prompt(reading: Reading, rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
+    """Yield a reading of the answers as plain text if hardly a row has a prompt.
+
+    Example:
+        >>> found = readings_of(Layout(1, [(0, {"prompt": "", "completion": "It rains."})]), {})
+        >>> [each.settings for each in found if not each.is_sure]
+        [{'format': 'text', 'fields': {'text': 'completion'}}]
+    """
+    texts = _texts_of(reading.trained, rows)
+    others = [name for name in reading.reads if name not in texts]
+    num_asked = sum(any(str(row.get(n) or "").strip() for n in others) for row in rows)
+    if reading.prompt and len(texts) == 1 and num_asked <= _MAX_EMPTY * len(rows):
+        yield _reading("text", {texts[0]: "text"}, fields={"text": texts[0]})
+
+
 # Preferred and rejected answers.
 
 
@@ -515,7 +531,7 @@ def _with_speakers(
     r"""Return a reading, or several if its texts already mark where a turn begins or ends.
 
     Prompts name the speakers, as chat templates also do, or open a tag that the answer closes;
-    prompts or answers end with a separator.
+    prompts and answers begin with names of speakers; prompts or answers end with a separator.
 
     Example:
         >>> rows = [{"prompt": "User: Hi\nBot:", "completion": " Hello"}]
@@ -535,7 +551,8 @@ def _with_speakers(
         or ((tag := _OPEN.search(text)) is not None and f"</{tag[1]}>" in answer)
         for text, answer in zip(texts, answers, strict=True)
     )
-    if num_begun <= _MAX_EMPTY * len(texts):
+    name = _name_of_answers(texts, answers)
+    if num_begun <= _MAX_EMPTY * len(texts) and name is None:
         return [reading]
     unsure = replace(reading, is_sure=False)
     made = [replace(unsure, template="completion"), unsure]
@@ -549,10 +566,30 @@ def _with_speakers(
     elif any(all(re.search(_SEPARATOR, each) for each in part) for part in (texts, answers)):
         what = "separators"
         select = {k: f"regexp_replace({each}, '{_SEPARATOR}', '')" for k, each in select.items()}
+    elif name and not any(f"\n{name}:" in text for text in texts + answers):  # one turn each
+        what = _BOTH_NAMES
+        for ours, begin in {"prompt": _ASKS, "completion": rf"^\s*{name} ?:\s*"}.items():
+            select[ours] = f"regexp_replace({select[ours]}, '{begin}', '')"
     else:
         return made
     reads = {prompt: f"prompt, without {what}", answer: "completion"}
     return [_reading("prompt_completion", reads, select=select), *made]
+
+
+def _name_of_answers(prompts: Sequence[str], answers: Sequence[str]) -> str | None:
+    """Return the name that answers begin with if prompts begin with the name of who asks.
+
+    Example:
+        >>> _name_of_answers(["User: Hi", "User: Bye"], ["Bot: Hello.", "Bot: See you."])
+        'Bot'
+    """
+    names = Counter(
+        found[1]
+        for prompt, answer in zip(prompts, answers, strict=True)
+        if re.match(_ASKS, prompt) and (found := _SAYS.match(answer))
+    )
+    ((name, number),) = names.most_common(1) or [("", 0)]
+    return name if number and number >= (1 - _MAX_EMPTY) * len(prompts) else None
 
 
 def _with_context(reading: Reading, rows: Sequence[dict[str, Any]]) -> Reading:
@@ -983,8 +1020,14 @@ def _number_of(name: str, values: Iterable[Any], most: int) -> str | None:
 
 _ONE_TURN = re.compile(r"^\s*[^\n:]{1,30}: ?([^\n]+)\n\s*[^\n:]{1,30}:\s*$")
 """A prompt with one line of one speaker, followed by the name of the next speaker."""
+_ASKS = r"(?i)^\s*(?:human|user|customer|client|patient|student|you|me|question|q) ?:\s*"
+"""Start of a prompt with the name of the speaker who asks."""
+_SAYS = re.compile(r"\s*(\w[\w -]{0,29}?) ?:")
+"""Start of an answer with a name."""
+_BOTH_NAMES = "the names of both speakers"
+UNNAMED = f"prompt, without {_BOTH_NAMES}"
 _SPOKEN = re.compile(
-    r"\s*(?:human|user|customer|client|patient|student|you|me|question|q) ?:"
+    rf"{_ASKS}"
     r".*\n\s*\w[\w '-]{0,29}:\s*\Z|.*\n#+ ?\w[\w ]{0,29}:\s*\Z",
     re.DOTALL | re.IGNORECASE,
 )

@@ -302,6 +302,9 @@ ASKED: dict[str, tuple[Callable[[int, Talk], dict[str, Any]], int, list[Talk]]] 
         "completion": f" Ada: {t[1]}"}, 1, TALKS),
     "prompts and answers that begin with User and Assistant": (lambda n, t: {
         "question": f"User : {t[0]}", "answer": f"Assistant: {t[1]}"}, 1, TALKS),
+    "texts of two named speakers": (lambda n, t: {"text": f"User: {t[0]}\nAda: {t[1]}"}, 1, TALKS),
+    "texts of USER and ASSISTANT": (lambda n, t: {
+        "chat": f"USER: {t[0]}\n\n\nASSISTANT: {t[1]}\n\n\n"}, 1, TALKS),
     "rows for training and for tests": (lambda n, t: {"question": t[0], "answer": t[1],
         "split": "train" if n % 2 else "test"}, 1, TALKS[1::2]),
     "rows to look up and for tests, with a remark": (lambda n, t: {
@@ -347,7 +350,7 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
         b"".join(lines([{"prompt": t[0] + "#", "completion": t[1]}]) for t in TALKS).replace(
             b"#", b"\n"), "its texts contain raw line breaks"),
     "turns with marks": ("a.jsonl",
-        each(lambda t: {"chat": f"USER: {t.question}\n\n\nASSISTANT: {t.answer}\n\n\n"}),
+        each(lambda t: {"chat": f"[|Human|] {t.question}\n[|AI|] {t.answer}\n"}),
         "contains marks of speakers"),
     "videos next to messages": ("a.jsonl", each(lambda t: {"messages": chats_of(t),
         "videos": ["videos/1.mp4"]}), "Add --set media=drop_parts"),

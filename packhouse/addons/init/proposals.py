@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from packhouse.addons.init.readings import (
     SPEAKER_MARKS,
+    TALK,
     TEMPLATED,
     UNMARKED,
     UNNAMED,
@@ -305,7 +306,7 @@ def _candidates(
     readings = readings_of(layout, survey.fields)
     for reading in readings:
         row_format = reading.settings["format"]
-        unmarked = {UNMARKED, UNNAMED, TEMPLATED} & {*reading.reads.values()}
+        unmarked = {UNMARKED, UNNAMED, TEMPLATED, TALK} & {*reading.reads.values()}
         is_parsed = row_format == "transcript" or unmarked
         marks = None if is_parsed else marks_in(layout.rows, list(reading.reads))
         if row_format == "preference" and marks == SPEAKER_MARKS:  # it reads transcripts

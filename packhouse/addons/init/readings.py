@@ -119,8 +119,9 @@ def _reading(
 
 
 TEMPLATED = "messages, without the marks of a chat template"
+TALK = "messages, without the names of their speakers"
 _TRAINED = {
-    TEMPLATED,
+    *(TEMPLATED, TALK),
     *("answer", "completion", "output", "response", "chosen", "text", "messages", "conversations"),
     *("transcript", "label", "answers", "paragraphs", "input_ids"),
 }
@@ -173,7 +174,7 @@ def readings_of(layout: Layout, fields: Mapping[str, Field]) -> list[Reading]:
         )
         if not is_less and not any(dict(each.reads) == dict(d.reads) for d in different):
             different.append(each)
-    for vary in (_with_verdicts, _with_speakers, _with_ends, _with_splits):
+    for vary in (_with_verdicts, _with_speakers, _with_talks, _with_ends, _with_splits):
         different = [made for each in different for made in vary(each, rows, fields)]
     return sorted(different, key=lambda each: not each.is_sure)
 
@@ -590,6 +591,36 @@ def _name_of_answers(prompts: Sequence[str], answers: Sequence[str]) -> str | No
     )
     ((name, number),) = names.most_common(1) or [("", 0)]
     return name if number and number >= (1 - _MAX_EMPTY) * len(prompts) else None
+
+
+def _with_talks(
+    reading: Reading, rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]
+) -> list[Reading]:
+    r"""Return a reading, or two if its text is a conversation of two named speakers.
+
+    Example:
+        >>> row = {"text": "User: Hi\nModel: Hello"}
+        >>> [list(each.reads.values()) for each in readings_of(Layout(1, [(0, row)]), {})]
+        [['messages, without the names of their speakers'], ['text']]
+    """
+    (name, *others) = reading.reads or [""]
+    texts = [text for row in rows if isinstance(text := row.get(name), str)]
+    is_text = (
+        reading.settings["format"] == "text" and not others and "select" not in reading.settings
+    )
+    pairs = Counter(found.groups() for text in texts if is_text and (found := _TALK.match(text)))
+    ((speakers, number),) = pairs.most_common(1) or [((), 0)]
+    if not number or number < (1 - _MAX_EMPTY) * len(texts):
+        return [reading]
+    asks, says = speakers
+    header, text = rf"(?:^|\n)[ \t]*({asks}|{says}) ?:\s*", _sql(name)
+    role = f"CASE WHEN role = '{says}' THEN 'assistant' ELSE 'user' END"
+    content = f"regexp_replace(string_split_regex({text}, '{header}')[i + 1], '\\s+$', '')"
+    said = f"{{'role': {role}, 'content': {content}}}"
+    messages = f"list_transform(regexp_extract_all({text}, '{header}', 1), lambda role, i: {said})"
+    begins = f"regexp_matches({text}, '^\\s*{asks} ?:')"
+    select = {"messages": f"CASE WHEN {begins} THEN {messages} END"}
+    return [_reading("chat", {name: TALK}, select=select), replace(reading, is_sure=False)]
 
 
 def _with_context(reading: Reading, rows: Sequence[dict[str, Any]]) -> Reading:
@@ -1020,10 +1051,13 @@ def _number_of(name: str, values: Iterable[Any], most: int) -> str | None:
 
 _ONE_TURN = re.compile(r"^\s*[^\n:]{1,30}: ?([^\n]+)\n\s*[^\n:]{1,30}:\s*$")
 """A prompt with one line of one speaker, followed by the name of the next speaker."""
-_ASKS = r"(?i)^\s*(?:human|user|customer|client|patient|student|you|me|question|q) ?:\s*"
+_WHO_ASKS = "human|user|customer|client|patient|student|you|me|question|q"
+_ASKS = rf"(?i)^\s*(?:{_WHO_ASKS}) ?:\s*"
 """Start of a prompt with the name of the speaker who asks."""
 _SAYS = re.compile(r"\s*(\w[\w -]{0,29}?) ?:")
 """Start of an answer with a name."""
+_TALK = re.compile(rf"\s*((?i:{_WHO_ASKS})) ?:.*?\n\s*(\w[\w -]{{0,29}}?) ?:", re.DOTALL)
+"""Start of a conversation in one text: a question, and the name of the speaker who answers."""
 _BOTH_NAMES = "the names of both speakers"
 UNNAMED = f"prompt, without {_BOTH_NAMES}"
 _SPOKEN = re.compile(

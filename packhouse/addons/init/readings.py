@@ -603,12 +603,8 @@ def _with_talks(
         >>> [list(each.reads.values()) for each in readings_of(Layout(1, [(0, row)]), {})]
         [['messages, without the names of their speakers'], ['text']]
     """
-    (name, *others) = reading.reads or [""]
-    texts = [text for row in rows if isinstance(text := row.get(name), str)]
-    is_text = (
-        reading.settings["format"] == "text" and not others and "select" not in reading.settings
-    )
-    pairs = Counter(found.groups() for text in texts if is_text and (found := _TALK.match(text)))
+    name, texts = _plain_texts(reading, rows)
+    pairs = Counter(found.groups() for text in texts if (found := _TALK.match(text)))
     ((speakers, number),) = pairs.most_common(1) or [((), 0)]
     if not number or number < (1 - _MAX_EMPTY) * len(texts):
         return [reading]
@@ -1138,16 +1134,21 @@ def _with_ends(
     reading: Reading, rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]
 ) -> list[Reading]:
     """Return a reading, or two if its texts begin or end with a control token of some tokenizer."""
-    (name, *others) = reading.reads or [""]
-    texts = [text for row in rows if isinstance(text := row.get(name), str)]
-    is_text = (
-        reading.settings["format"] == "text" and not others and "select" not in reading.settings
-    )
-    if not is_text or not texts or not all(re.search(_EDGES, text) for text in texts):
+    name, texts = _plain_texts(reading, rows)
+    if not texts or not all(re.search(_EDGES, text) for text in texts):
         return [reading]
     select = {"text": f"regexp_replace({_sql(name)}, '{_EDGES}', '', 'g')"}
     reads = {name: "text, without the control tokens at its ends"}
     return [_reading("text", reads, select=select), replace(reading, is_sure=False)]
+
+
+def _plain_texts(reading: Reading, rows: Sequence[dict[str, Any]]) -> tuple[str, list[str]]:
+    """Return the field of a reading as plain text, and its texts; none for another reading."""
+    (name, *others) = reading.reads or [""]
+    is_plain = reading.settings["format"] == "text" and "select" not in reading.settings
+    if others or not is_plain:
+        return name, []
+    return name, [text for row in rows if isinstance(text := row.get(name), str)]
 
 
 SPEAKER_MARKS = "marks of speakers"

@@ -44,14 +44,13 @@ from typing_extensions import override
 
 from packhouse.errors import (
     ConfigError,
-    ContractError,
     EmptyDatasetError,
     IntegrityError,
     VersionNotFoundError,
 )
 from packhouse.load.boundaries import first_packs, watch_packs
 from packhouse.pack.layout import IGNORE_INDEX, preference_names, published_schema, to_layout
-from packhouse.records.lists import count_up, flat_list, list_array, one_chunk
+from packhouse.records.lists import flat_list, list_array, one_chunk
 from packhouse.store import FileEntry, OpenVersion, open_store
 from packhouse.store.layout import split_pinned
 from packhouse.store.local import LocalStore
@@ -534,9 +533,6 @@ def preference_columns(batch: pa.RecordBatch) -> pa.RecordBatch:
     Args:
         batch: published rows with `labels`; rows with a `label` are single answers.
 
-    Raises:
-        ContractError: a row is neither a pair nor an answer.
-
     Example:
         >>> batch = pa.RecordBatch.from_pylist([{"input_ids": [5, 6, 7, 8, 5, 6, 9],
         ...     "labels": [-100, -100, 7, 8, -100, -100, 9], "seq_lengths": [4, 3],
@@ -592,19 +588,8 @@ class _Sequences:
         labels, _ = flat_list(batch["labels"])
         self.starts = np.cumsum(lengths, dtype=np.int64) - lengths
         is_prompt = labels == IGNORE_INDEX
-        # Sequences of 4 and 3 tokens with 2 prompt tokens each: the untrained tokens must be the
-        # first two of each sequence, and at least one trained token must follow.
+        # A sequence is a prompt, which is not trained, and a trained answer.
         self.num_prompt = np.add.reduceat(is_prompt, self.starts, dtype=np.int64)
-        is_due = count_up(lengths) < np.repeat(self.num_prompt, lengths)
-        is_whole = (0 < self.num_prompt) & (self.num_prompt < lengths)
-        is_bad = not is_whole.all() or not np.array_equal(is_due, is_prompt)
-        if self.is_paired and not is_bad:
-            chosen, rejected = _every(self.names, 0, 2), _every(self.names, 1, 2)
-            is_bad = not chosen.equals(rejected)
-        if is_bad:
-            raise ContractError(
-                "a row does not contain prompts and answers, so it is not preference data"
-            )
 
 
 def _every(values: pa.Array, first: int, step: int) -> pa.Array:

@@ -21,7 +21,6 @@ from packhouse import (
 )
 from packhouse.addons.exports import FORMATS, export_version
 from packhouse.errors import ConfigError, ContractError
-from packhouse.load.versions import preference_columns, read_rows
 from packhouse.recipe import Recipe
 from packhouse.store import open_version
 from tests.prepared import prepare_in
@@ -326,11 +325,6 @@ def test_loaders_of_other_versions_refuse_preferences(make, pairs, shared, tmp_p
     )
     with pytest.raises(ConfigError, match="has no preferences"):
         load_preferences(plain.uri)
-    opened = open_version(*_address(plain))
-    (entry, *_) = opened.files(split="train")
-    batch = next(read_rows(opened.store.path(opened.key(entry))))
-    with pytest.raises(ContractError, match="not preference data"):
-        preference_columns(batch)
 
 
 def test_a_form_is_one_of_its_kind(make, verdicts):

@@ -260,8 +260,7 @@ class _Worker:
             self._mark = mmap.mmap(mark.fileno(), _MARK.size)
             shared = theirs.fileno(), mark.fileno()
             code = (  # hide torch: transformers would import it, which takes 2 s or more
-                "import gc, sys; gc.set_threshold(20_000, 20, 20); "  # imports take 0.05 s less
-                f"sys.path[:] = {sys.path!r}; sys.modules['torch'] = None; "
+                f"import sys; sys.path[:] = {sys.path!r}; sys.modules['torch'] = None; "
                 f"from {__name__} import hide_pandas, serve; hide_pandas(); "
                 f"import {imports}; serve(*{shared})"
             )

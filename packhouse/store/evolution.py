@@ -103,7 +103,7 @@ class Drift:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RefChange:
-    """What readers of a ref would notice if it moved from its current version to another one."""
+    """Differences that readers would notice if a ref moved from its version to another one."""
 
     current: str
     """Version that the ref points to."""

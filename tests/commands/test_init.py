@@ -638,18 +638,6 @@ def test_labels_that_name_no_speaker_stay(begin, project):
     check(project.prepare(), [Talk(t[0], f"Answer: {t[1]}") for t in TALKS])
 
 
-@pytest.mark.parametrize(("num_rows", "is_noted"), [(12, True), (10, False)])
-def test_a_note_says_that_all_answers_are_the_same_text(num_rows, is_noted, project):
-    rows = [{"question": t[0], "answer": "<the answer>"} for t in TALKS[:num_rows]]
-    Path("a.jsonl").write_bytes(lines(rows))
-
-    code, said = project.init("a.jsonl")
-
-    assert code == 0, said
-    note = "note: all answers looked at in 'a.jsonl' are the same text: '<the answer>'"
-    assert (note in " ".join(said.split())) == is_noted
-
-
 def test_text_that_a_chosen_format_does_not_read_is_named(project):
     rows = [
         {"question": f"{n} + 1?", "answer": f"{n + 1}.", "hint": f"Count up from {n}, then say it."}

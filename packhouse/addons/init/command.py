@@ -25,7 +25,6 @@ from packhouse.addons.init.proposals import (
     explained,
     propose,
     render_sample,
-    same_answer,
     try_source,
 )
 from packhouse.addons.init.survey import Survey, survey
@@ -198,12 +197,6 @@ def init(
         counts = RenderCounts.total(counts for *_, counts in rendered)
         if factor := factor_note(counts, recipe.format):
             print_text(f"note: {factor}")
-        for proposal, trial in zip(proposals, trials, strict=True):
-            if text_of_all := same_answer(trial):
-                print_note(
-                    f"note: all answers looked at in '{proposal.path}' are the same text: "
-                    f"{text_of_all[:60]!r}"
-                )
         for refusal in refusals:
             print_note(f"`packhouse prepare` would reject these rows: {refusal}")
         repeats = [line for each in proposals for line in field_lines(each)]

@@ -57,8 +57,6 @@ NAME_THE_FIELDS = (
 )
 """Advice for fields whose roles no name or value tells, after "If"."""
 _SAMPLE_ROWS = 500
-_FEW_ROWS = 10
-"""Largest number of rows that may have the same answer without a note."""
 
 
 @dataclass(slots=True)
@@ -120,14 +118,6 @@ def try_source(source: SourceConfig, rules: ValidateConfig) -> Trial:
     trial.rejected = pa.concat_tables(rejected) if rejected else None
     trial.ids = set(trial.sample["record_id"].to_pylist())
     return trial
-
-
-def same_answer(trial: Trial) -> str | None:
-    """Return the last text of the conversations of a trial if all of them end with it."""
-    assert trial.sample is not None
-    texts = {talk[-1]["content"] for talk in trial.sample["messages"].to_pylist() if talk}
-    is_one = len(texts) == 1 and trial.sample.num_rows > _FEW_ROWS
-    return (texts.pop() or None) if is_one else None
 
 
 def _spread(table: pa.Table, number: int) -> npt.NDArray[np.int64]:

@@ -627,6 +627,21 @@ def test_answers_to_empty_prompts_may_be_trained_as_text(row, project):
     assert sorted("".join(t) for t in project.prepare()) == sorted(t.answer for t in TALKS)
 
 
+def test_text_before_the_first_speaker_of_a_conversation_is_not_lost(project):
+    rows = [{"text": f"User: {t[0]}\nModel: {t[1]}"} for t in TALKS]
+    rows[5]["text"] = "Read this first.\n" + rows[5]["text"]
+    Path("a.jsonl").write_bytes(lines(rows))
+
+    code, said = project.init("a.jsonl")
+
+    assert code == 7, said
+    code, said = project.choose(said)
+    assert code == 0, said
+    code, said = project.call("prepare", "recipe.yaml")
+    assert code == 0, said
+    assert open_version("store/a").quarantined["row"].to_pylist() == [5]
+
+
 @pytest.mark.parametrize("begin", ["Instruction", "Content"])
 def test_labels_that_name_no_speaker_stay(begin, project):
     rows = [{"prompt": f"{begin}: {t[0]}", "completion": f"Answer: {t[1]}"} for t in TALKS]

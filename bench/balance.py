@@ -13,7 +13,7 @@ import numpy.typing as npt
 from bench.inputs import find_shared
 from bench.reporting import markdown_table
 from packhouse import make_supervised_dataset
-from packhouse.pack.plan import pack_costs, plan_packs, step_imbalance
+from packhouse.pack.strategies import pack_costs, plan_packs, step_imbalance
 
 HEAD = ("lengths", "seq_len", "ranks", "packs", "as planned", "balanced")
 

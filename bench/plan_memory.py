@@ -21,9 +21,9 @@ import numpy as np
 import pyarrow as pa
 
 from packhouse.recipe import Recipe
-from packhouse.records.tables import TOKENIZED, write_table
-from packhouse.run.cache import StepStore, Workspace
+from packhouse.records.table_schemas import TOKENIZED, write_table
 from packhouse.run.step import AnyJob, Job, execute
+from packhouse.run.step_cache import StepStore, Workspace
 from packhouse.run.steps import audit, pack, split
 from packhouse.run.steps.format import FORMAT
 from packhouse.run.steps.tokenize import TOKENIZE, TokenizeFacts, TokenizerFacts

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bench.reporting import markdown_table
-from packhouse.pack.plan import lower_bound, plan_packs
+from packhouse.pack.strategies import lower_bound, plan_packs
 
 SIZES = (1024, 2048, 4096, 8192, 32_768, 131_072)
 HEAD = (

@@ -22,9 +22,9 @@ from typing import Any
 import schemas
 from bench.measuring import tree
 from packhouse.recipe import Recipe, load_recipe
-from packhouse.run.cache import AnyReceipt, Workspace
 from packhouse.run.chain import prepare
 from packhouse.run.step import AnyJob, execute
+from packhouse.run.step_cache import AnyReceipt, Workspace
 from packhouse.run.steps.audit import AuditParameters
 from packhouse.run.steps.validate import ValidateParameters
 

@@ -124,8 +124,8 @@ def _perturbed(row: dict[str, Any], number: int, chance: random.Random) -> dict[
 def openai_rows(path: Path, num_rows: int) -> Iterator[dict[str, Any]]:
     """Yield `num_rows` perturbed conversations of a file in OpenAI's form."""
     from packhouse.recipe import FormatConfig
-    from packhouse.records.conversations import Conversations
-    from packhouse.render.template_messages import chat_messages
+    from packhouse.records.conversation_shapes import Conversations
+    from packhouse.render.template_arguments import chat_messages
 
     table = _validated(path, "auto")
     assert table is not None, f"{path} has no sound row"
@@ -139,9 +139,9 @@ def _measure(file: str, folder: Path, table: pa.Table) -> list[str]:
     from transformers import AutoTokenizer
 
     from packhouse.recipe import FormatConfig
-    from packhouse.records.conversations import Conversations
+    from packhouse.records.conversation_shapes import Conversations
     from packhouse.render import make_renderer
-    from packhouse.render.template_messages import chat_messages
+    from packhouse.render.template_arguments import chat_messages
     from packhouse.tokenize import load_snapshot
 
     tokenizer = AutoTokenizer.from_pretrained(folder)

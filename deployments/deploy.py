@@ -23,7 +23,7 @@ from prefect.events.schemas.automations import AutomationCore
 from prefect.types import SecretDict
 from pydantic import SecretStr
 
-from packhouse.recipe.reading import expand_variables
+from packhouse.recipe.recipe_file import expand_variables
 from schemas.places import AllowedPaths
 
 HERE = Path(__file__).parent

@@ -23,7 +23,7 @@ from packhouse.cli import COMMANDS, cli
 from packhouse.read.row_formats import row_formats
 from packhouse.read.where_select import FUNCTION_GROUPS, text_function
 from packhouse.recipe import Recipe
-from packhouse.recipe.audit import QUALITY_COUNTERS
+from packhouse.recipe.audit_section import QUALITY_COUNTERS
 from packhouse.records.reasons import DROP_REASONS, QUARANTINE_REASONS, Reason
 from packhouse.registry import TEXT_FUNCTIONS
 from packhouse.system.plugins import NameOf

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from flows.refresh import refresh
 from packhouse.recipe import Recipe
-from packhouse.recipe.settings import Uri
+from packhouse.recipe.sections import Uri
 from schemas.places import RecipeName, StorePlace
 from tasks.artifacts import backfill_artifacts
 from tasks.engines import Runner

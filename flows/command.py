@@ -24,12 +24,12 @@ from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
 from packhouse.cli import exit_interrupted, exit_with, own_process
-from packhouse.cli.summary import print_result
+from packhouse.cli.result_summary import print_result
 from packhouse.errors import ConfigError, PackhouseError, TransientError
-from packhouse.read.records import gc_paused
+from packhouse.read.json_parsing import gc_paused
 from packhouse.recipe import Recipe
 from packhouse.run.chain import Prepared
-from packhouse.run.inputs import read_recipe
+from packhouse.run.prepare_arguments import read_recipe
 from packhouse.system.disks import find_cache, make_cache
 from packhouse.system.progress import show_progress, start_phase
 from packhouse.system.terminal import Interrupted

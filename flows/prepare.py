@@ -13,7 +13,7 @@ from typing import Any
 from prefect import flow
 
 from packhouse.recipe import Recipe
-from packhouse.recipe.settings import Uri
+from packhouse.recipe.sections import Uri
 from tasks.chain import prepare_run
 from tasks.engines import Runner
 from tasks.guard import allowed_recipe, dataset_slot, worker_cache

@@ -6,7 +6,7 @@ from prefect import flow
 
 from flows.prepare import STEPS
 from packhouse.recipe import Recipe
-from packhouse.recipe.settings import Uri
+from packhouse.recipe.sections import Uri
 from schemas.places import RecipeName, StorePlace
 from tasks.chain import refresh_run
 from tasks.engines import Runner

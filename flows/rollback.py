@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from prefect import flow
 from pydantic import Field
 
-from packhouse.recipe.settings import Name
+from packhouse.recipe.sections import Name
 from packhouse.system.wording import counted
 from schemas.places import StorePlace
 from tasks.guard import allowed_store

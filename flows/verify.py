@@ -4,7 +4,7 @@ from typing import Any
 
 from prefect import flow
 
-from packhouse.recipe.settings import Name
+from packhouse.recipe.sections import Name
 from schemas.places import StorePlace
 from tasks.artifacts import verify_artifacts
 from tasks.guard import allowed_store

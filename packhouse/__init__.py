@@ -16,9 +16,9 @@ if TYPE_CHECKING:  # for editors and type checkers; at run time, `__getattr__` i
     from packhouse.addons.dart_math.supervised import TokenizedDataset, make_supervised_dataset
     from packhouse.addons.exports import Export, export_version
     from packhouse.addons.packs_in_memory import PackTally, pack_dataset
-    from packhouse.addons.plan.estimate import plan
-    from packhouse.addons.torch.checking import PackingReport, check_packing, check_ranks
-    from packhouse.addons.torch.enabling import (
+    from packhouse.addons.plan import plan
+    from packhouse.addons.torch.check_packing import PackingReport, check_packing, check_ranks
+    from packhouse.addons.torch.enable_packing import (
         PackingHandle,
         block_causal_mask,
         block_mask,
@@ -28,20 +28,22 @@ if TYPE_CHECKING:  # for editors and type checkers; at run time, `__getattr__` i
         packed_mask_mod,
         segment_ids,
     )
-    from packhouse.addons.torch.microbatches import (
+    from packhouse.addons.torch.training_loop import (
         balance_rows,
+        consumed_records,
         count_targets,
         prepare_finetuning_batch,
         split_batch_into_microbatches,
         token_loss,
+        training_receipt,
+        write_receipt,
     )
-    from packhouse.addons.torch.receipts import consumed_records, training_receipt, write_receipt
     from packhouse.api import Version, open_version, prepare
     from packhouse.errors import PackhouseError
     from packhouse.load.collators import ClassificationCollator, PackedCollator, PaddedCollator
     from packhouse.load.dataset import PackedDataset
+    from packhouse.load.mapped_rows import load_packed, load_preferences
     from packhouse.load.streaming import StreamingPackedDataset
-    from packhouse.load.versions import load_packed, load_preferences
     from packhouse.recipe import Recipe, load_recipe
 
     __version__: str
@@ -55,8 +57,8 @@ _MODULES = {
     "Recipe": "packhouse.recipe",
     "StreamingPackedDataset": "packhouse.load.streaming",
     "Version": "packhouse.api",
-    "load_packed": "packhouse.load.versions",
-    "load_preferences": "packhouse.load.versions",
+    "load_packed": "packhouse.load.mapped_rows",
+    "load_preferences": "packhouse.load.mapped_rows",
     "load_recipe": "packhouse.recipe",
     "open_version": "packhouse.api",
     "prepare": "packhouse.api",

@@ -20,20 +20,20 @@ import pyarrow as pa
 from typing_extensions import override
 
 from packhouse.errors import ConfigError
-from packhouse.load.versions import load_packed, load_preferences
+from packhouse.load.mapped_rows import load_packed, load_preferences
 from packhouse.records.ledger import sum_by_reason
 from packhouse.registry import function_of_addon, has_function
-from packhouse.run.cache import Workspace
 from packhouse.run.chain import prepare_recipe
-from packhouse.run.inputs import recipe_for
+from packhouse.run.prepare_arguments import recipe_for
+from packhouse.run.step_cache import Workspace
 from packhouse.store import OpenVersion
 from packhouse.store import open_version as open_stored
-from packhouse.store.read import open_address
+from packhouse.store.version_reader import open_address
 from packhouse.system.disks import check_cache, default_cache, find_cache
 from packhouse.system.progress import show_progress, start_phase
 from packhouse.system.wording import by_name, counted, text_table
 
-log = logging.getLogger("packhouse.run.cache")
+log = logging.getLogger("packhouse.run.step_cache")
 
 
 class _Table(ABC):

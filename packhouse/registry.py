@@ -16,11 +16,11 @@ COMMANDS = {
         "Detect the format of your data and write a recipe for it.",
     ),
     "plan": (
-        "packhouse.addons.plan.command",
+        "packhouse.addons.plan",
         "Estimate the rows, tokens and packs of a recipe without running it.",
     ),
     "explain": (
-        "packhouse.addons.plan.command",
+        "packhouse.addons.plan",
         "Show which steps of a recipe would run, and why.",
     ),
     "prepare": (
@@ -32,11 +32,11 @@ COMMANDS = {
         "Create a project with flows, schedules and a container image.",
     ),
     "show": (
-        "packhouse.cli.versions",
+        "packhouse.cli.store_commands",
         "Show the files, counts, lineage and settings of a version.",
     ),
     "stats": (
-        "packhouse.addons.ask.sql",
+        "packhouse.addons.ask.sql_commands",
         "Show the record counts, token counts and record lengths of a version.",
     ),
     "inspect": ("packhouse.addons.ask.inspect", "Print packs with trained tokens highlighted."),
@@ -45,7 +45,7 @@ COMMANDS = {
         "Write an HTML report on a version, with charts and samples.",
     ),
     "sql": (
-        "packhouse.addons.ask.sql",
+        "packhouse.addons.ask.sql_commands",
         "Query the records, packs and counts of a version with SQL.",
     ),
     "diff": (
@@ -53,10 +53,10 @@ COMMANDS = {
         "Compare the rows, tokens and settings of two versions.",
     ),
     "audit": (
-        "packhouse.addons.audit_any.command",
+        "packhouse.addons.audit_any.audit",
         "Check the tokens and masks of data from any tool.",
     ),
-    "verify": ("packhouse.cli.versions", "Check every byte and value of a version."),
+    "verify": ("packhouse.cli.store_commands", "Check every byte and value of a version."),
     "trace": (
         "packhouse.addons.ask.trace",
         "Find the source row of a token, or what happened to a row.",
@@ -70,9 +70,9 @@ COMMANDS = {
         "packhouse.addons.golden",
         "Pin the tokens and masks of conversations, and check them.",
     ),
-    "ls": ("packhouse.cli.versions", "List the datasets, versions and refs in a store."),
-    "ref": ("packhouse.cli.versions", "List, move or roll back refs such as `latest`."),
-    "pull": ("packhouse.cli.versions", "Download a version and verify it."),
+    "ls": ("packhouse.cli.store_commands", "List the datasets, versions and refs in a store."),
+    "ref": ("packhouse.cli.store_commands", "List, move or roll back refs such as `latest`."),
+    "pull": ("packhouse.cli.store_commands", "Download a version and verify it."),
     "export": (
         "packhouse.addons.exports",
         "Export a version in a trainer's format.",
@@ -83,7 +83,7 @@ COMMANDS = {
     ),
     "cache": ("packhouse.addons.cache", "List cached steps, and delete those no longer needed."),
     "gc": (
-        "packhouse.cli.versions",
+        "packhouse.cli.store_commands",
         "Delete files left by interrupted publishes (dry run by default).",
     ),
     "doctor": (
@@ -111,50 +111,50 @@ PUBLIC = {
     "pack_dataset": "packhouse.addons.packs_in_memory",
     "TokenizedDataset": "packhouse.addons.dart_math.supervised",
     "make_supervised_dataset": "packhouse.addons.dart_math.supervised",
-    "plan": "packhouse.addons.plan.estimate",
-    "PackingReport": "packhouse.addons.torch.checking",
-    "check_packing": "packhouse.addons.torch.checking",
-    "check_ranks": "packhouse.addons.torch.checking",
-    "PackingHandle": "packhouse.addons.torch.enabling",
-    "enable_packing": "packhouse.addons.torch.enabling",
-    "block_causal_mask": "packhouse.addons.torch.enabling",
-    "block_mask": "packhouse.addons.torch.enabling",
-    "cu_seqlens": "packhouse.addons.torch.enabling",
-    "packed_mask_mod": "packhouse.addons.torch.enabling",
-    "segment_ids": "packhouse.addons.torch.enabling",
-    "balance_rows": "packhouse.addons.torch.microbatches",
-    "count_targets": "packhouse.addons.torch.microbatches",
-    "prepare_finetuning_batch": "packhouse.addons.torch.microbatches",
-    "split_batch_into_microbatches": "packhouse.addons.torch.microbatches",
-    "token_loss": "packhouse.addons.torch.microbatches",
-    "enable_preferences": "packhouse.addons.torch.enabling",
-    "consumed_records": "packhouse.addons.torch.receipts",
-    "training_receipt": "packhouse.addons.torch.receipts",
-    "write_receipt": "packhouse.addons.torch.receipts",
+    "plan": "packhouse.addons.plan",
+    "PackingReport": "packhouse.addons.torch.check_packing",
+    "check_packing": "packhouse.addons.torch.check_packing",
+    "check_ranks": "packhouse.addons.torch.check_packing",
+    "PackingHandle": "packhouse.addons.torch.enable_packing",
+    "enable_packing": "packhouse.addons.torch.enable_packing",
+    "block_causal_mask": "packhouse.addons.torch.enable_packing",
+    "block_mask": "packhouse.addons.torch.enable_packing",
+    "cu_seqlens": "packhouse.addons.torch.enable_packing",
+    "packed_mask_mod": "packhouse.addons.torch.enable_packing",
+    "segment_ids": "packhouse.addons.torch.enable_packing",
+    "balance_rows": "packhouse.addons.torch.training_loop",
+    "count_targets": "packhouse.addons.torch.training_loop",
+    "prepare_finetuning_batch": "packhouse.addons.torch.training_loop",
+    "split_batch_into_microbatches": "packhouse.addons.torch.training_loop",
+    "token_loss": "packhouse.addons.torch.training_loop",
+    "enable_preferences": "packhouse.addons.torch.enable_packing",
+    "consumed_records": "packhouse.addons.torch.training_loop",
+    "training_receipt": "packhouse.addons.torch.training_loop",
+    "write_receipt": "packhouse.addons.torch.training_loop",
 }
 """Names of add-ons that users import from `packhouse`, with the module of each."""
 
 FUNCTIONS = {
-    "ask": "packhouse.addons.ask.query",
+    "ask": "packhouse.addons.ask.duckdb_queries",
     "count_quality": "packhouse.addons.quality",
     "combine_quality": "packhouse.addons.quality",
     "language_key": "packhouse.addons.quality",
-    "refuse_unsaved": "packhouse.addons.tables",
+    "refuse_unsaved": "packhouse.addons.spreadsheets_databases",
     "audit_given": "packhouse.addons.audit_any.token_audit",
     "unpublished_report": "packhouse.addons.report.version_report",
     "version_report": "packhouse.addons.report.version_report",
     "version_cell": "packhouse.addons.report.recipe_report",
     "FramedPage": "packhouse.addons.report.recipe_report",
     "lengths_svg": "packhouse.addons.report.recipe_report",
-    "estimate": "packhouse.addons.plan.estimate",
-    "try_first_rows": "packhouse.addons.plan.estimate",
+    "estimate": "packhouse.addons.plan",
+    "try_first_rows": "packhouse.addons.plan",
     "check_pinned": "packhouse.addons.golden",
     "pin": "packhouse.addons.golden",
     "count_reasons": "packhouse.addons.quarantine",
     "explain_bad_rows": "packhouse.addons.quarantine",
     "read_quarantined": "packhouse.addons.quarantine",
     "make_rows": "packhouse.addons.renderers",
-    "dart_math_template": "packhouse.addons.dart_math.prompt_texts",
+    "dart_math_template": "packhouse.addons.dart_math",
     "find_near": "packhouse.addons.near_dedup",
     "BENCHMARKS": "packhouse.addons.contamination",
     "benchmarks_of": "packhouse.addons.contamination",
@@ -170,9 +170,9 @@ FUNCTIONS = {
 
 
 DECODERS = {
-    "xlsx": ("packhouse.addons.tables", "workbook_as_arrow"),
-    "sqlite": ("packhouse.addons.tables", "read_database"),
-    "duckdb": ("packhouse.addons.tables", "read_database"),
+    "xlsx": ("packhouse.addons.spreadsheets_databases", "workbook_as_arrow"),
+    "sqlite": ("packhouse.addons.spreadsheets_databases", "read_database"),
+    "duckdb": ("packhouse.addons.spreadsheets_databases", "read_database"),
 }
 """File formats that an add-on converts to Arrow, with module and function. The function takes the
 file, its URI, the format and the name of a table, and returns the Arrow file."""
@@ -228,7 +228,7 @@ def _load(module: str, name: str) -> Any:
     return getattr(import_module(module), name)
 
 
-BUILDS_ON = {"packhouse.addons.report": "packhouse.addons.ask.query"}
+BUILDS_ON = {"packhouse.addons.report": "packhouse.addons.ask.duckdb_queries"}
 """Add-ons that need another one, by folder: the report shows results of queries."""
 
 

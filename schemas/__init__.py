@@ -1,7 +1,7 @@
 """The contracts of tables between steps, checked with Pandera before a step counts as done.
 
-They are declared once: columns in `packhouse.records.tables`, rules of values in
-`packhouse.records.tables`. `schemas.pandera_contracts` makes Pandera schemas of both. It is
+They are declared once: columns in `packhouse.records.table_schemas`, rules of values in
+`packhouse.records.table_schemas`. `schemas.pandera_contracts` makes Pandera schemas of both. It is
 imported at the first check, and not at all by a run that finds everything cached.
 """
 

@@ -1,8 +1,8 @@
 """A Pandera schema (polars, eager) of each table between steps, made of the one declaration.
 
-A rule of `packhouse.records.tables` is a Boolean column of the frame that Pandera checks: False
-in the rows that break it. Eager, because a LazyFrame passes bad data silently at Pandera's default
-depth. 52,002 rows cost 6 ms; importing Pandera and polars costs 0.14 s, once.
+A rule of `packhouse.records.table_schemas` is a Boolean column of the frame that Pandera checks:
+False in the rows that break it. Eager, because a LazyFrame passes bad data silently at Pandera's
+default depth. 52,002 rows cost 6 ms; importing Pandera and polars costs 0.14 s, once.
 """
 
 import pandera.polars as pandera
@@ -11,7 +11,7 @@ import pyarrow as pa
 from pandera.errors import SchemaErrors
 
 from packhouse.errors import ContractError
-from packhouse.records.tables import CONTRACTS, broken_rules, check_columns
+from packhouse.records.table_schemas import CONTRACTS, broken_rules, check_columns
 
 
 def check_table(artefact: str, table: pa.Table) -> None:

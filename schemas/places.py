@@ -32,8 +32,8 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 
 from packhouse.errors import ConfigError
 from packhouse.recipe import Recipe, SourceConfig
-from packhouse.recipe.reading import expand_variables, tokenizer_at
-from packhouse.recipe.settings import Uri
+from packhouse.recipe.recipe_file import expand_variables, tokenizer_at
+from packhouse.recipe.sections import Uri
 
 Place = Annotated[str, StringConstraints(min_length=1)]
 

@@ -22,8 +22,8 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
 from packhouse.addons.ci.refresh import Refreshed
 from packhouse.addons.quarantine import count_reasons, read_bad_rows
-from packhouse.auditing.gate import audit_rows
-from packhouse.cli.summary import (
+from packhouse.auditing.audit_limits import audit_rows
+from packhouse.cli.result_summary import (
     audit_blocks,
     block_markdown,
     ledger_block,
@@ -31,9 +31,9 @@ from packhouse.cli.summary import (
     splits_of,
 )
 from packhouse.errors import PackhouseError
-from packhouse.read.streams import lines_of_rows, place_of
+from packhouse.read.compression import lines_of_rows, place_of
 from packhouse.recipe import Recipe
-from packhouse.records.gates import gates_table
+from packhouse.records.gate_results import gates_table
 from packhouse.records.ledger import filters_of
 from packhouse.registry import function_of_addon
 from packhouse.run.chain import Prepared

@@ -19,15 +19,15 @@ from packhouse.addons.ci.refresh import (
     unchanged,
 )
 from packhouse.addons.quarantine import count_reasons, read_bad_rows
-from packhouse.cli.summary import ledger_block
+from packhouse.cli.result_summary import ledger_block
 from packhouse.errors import PackhouseError
-from packhouse.read.streams import lines_of_rows, place_of
+from packhouse.read.compression import lines_of_rows, place_of
 from packhouse.recipe import Recipe
 from packhouse.records.ledger import RowCounts, filters_of, ledger_of, units_of
-from packhouse.run.cache import AnyReceipt, open_mirror
 from packhouse.run.chain import Plan, Prepared
 from packhouse.run.chain import prepare as prepare_chain
 from packhouse.run.step import AnyJob
+from packhouse.run.step_cache import AnyReceipt, open_mirror
 from packhouse.run.steps.validate import QUARANTINE
 from packhouse.system.disks import CachePlace
 from packhouse.system.escaping import for_terminal

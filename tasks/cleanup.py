@@ -31,10 +31,10 @@ from prefect.states import Cancelled, Completed, Crashed
 
 from packhouse.errors import PackhouseError
 from packhouse.recipe import Recipe
-from packhouse.run.cache import StepStore
+from packhouse.run.step_cache import StepStore
 from packhouse.store import open_store
 from packhouse.store.gc import collect_steps, find_garbage_steps
-from packhouse.store.protocol import run
+from packhouse.store.store_requests import run
 from packhouse.system.disks import default_cache
 from tasks.guard import allowed_recipe, place_of
 from tasks.outcomes import flow_run as current_run

@@ -31,7 +31,7 @@ from prefect.runtime import deployment
 
 from packhouse.errors import ConfigError
 from packhouse.recipe import Recipe
-from packhouse.run.inputs import pinned, read_recipe
+from packhouse.run.prepare_arguments import pinned, read_recipe
 from packhouse.system.disks import CachePlace, find_cache
 from schemas.places import AllowedPaths, load_places
 from tasks.outcomes import tag_run

@@ -17,8 +17,8 @@ from prefect.client.schemas.objects import TaskRunResult
 
 from packhouse.errors import TransientError
 from packhouse.recipe import Recipe
-from packhouse.run.cache import AnyReceipt
 from packhouse.run.step import AnyJob, JobGroup, group_jobs
+from packhouse.run.step_cache import AnyReceipt
 from packhouse.system.progress import job_done, step_progress
 from tasks.engines import Engine, choose_engine, is_lost_worker, started
 

@@ -15,8 +15,8 @@ from prefect.states import Completed
 
 import schemas
 from packhouse.recipe import Recipe
-from packhouse.run.cache import AnyReceipt, Workspace
 from packhouse.run.step import AnyStep, JobGroup, execute
+from packhouse.run.step_cache import AnyReceipt, Workspace
 from packhouse.run.steps import STEPS
 from tasks.policies import retried_task, this_run
 

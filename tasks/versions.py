@@ -11,9 +11,9 @@ from packhouse.errors import IntegrityError, VersionNotFoundError
 from packhouse.recipe import Recipe
 from packhouse.store import Ref, load_ref, open_store, open_version, set_ref
 from packhouse.store.gc import GcReport, collect_garbage
-from packhouse.store.layout import is_name
-from packhouse.store.read import VerifyReport, verify_version
+from packhouse.store.object_keys import is_name
 from packhouse.store.refs import scan_refs
+from packhouse.store.version_reader import VerifyReport, verify_version
 from packhouse.system.wording import counted
 from tasks.artifacts import move_artifacts
 from tasks.cleanup import end_questions

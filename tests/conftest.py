@@ -64,7 +64,7 @@ def one_folder_of_tokenizers(tmp_path_factory):
 
     Other processes, and tests that name a folder of tokenizers, have their own.
     """
-    from packhouse.run.cache import Workspace
+    from packhouse.run.step_cache import Workspace
 
     folder = tmp_path_factory.mktemp("tokenizers")
     with pytest.MonkeyPatch.context() as patch:
@@ -86,7 +86,7 @@ def no_wait_for_disks():
 @pytest.fixture
 def own_tokenizers(monkeypatch):
     """Let each cache keep its own tokenizers again, for tests of a missing one."""
-    from packhouse.run.cache import Workspace
+    from packhouse.run.step_cache import Workspace
 
     folder = property(lambda workspace: workspace.cache / "tokenizers")
     monkeypatch.setattr(Workspace, "tokenizers", folder)
@@ -95,9 +95,9 @@ def own_tokenizers(monkeypatch):
 @pytest.fixture(scope="module", autouse=True)
 def packs_of_other_files_are_forgotten():
     """Forget how the packs of other tests begin, because generated records look alike."""
-    if boundaries := sys.modules.get("packhouse.load.boundaries"):
-        boundaries._BEGINNINGS.clear()
-        boundaries._WARNED.clear()
+    if loaded := sys.modules.get("packhouse.load.mapped_rows"):
+        loaded._BEGINNINGS.clear()
+        loaded._WARNED.clear()
 
 
 @pytest.fixture(autouse=True)

@@ -46,7 +46,7 @@ def run(data: Path, tokenizer: Path, seq_len: int, out: Path) -> dict[str, Any]:
         shutil.copytree(kept, cache / "tokenizers")
     if warm := os.environ.get("BENCH_CACHE"):
         shutil.copytree(warm, cache, copy_function=os.link)
-    from packhouse.run.inputs import read_recipe
+    from packhouse.run.prepare_arguments import read_recipe
     from packhouse.system.disks import CachePlace
     from packhouse.system.progress import show_progress
 

@@ -12,7 +12,7 @@ from datasets import Dataset
 from transformers import AutoTokenizer
 
 from packhouse import make_supervised_dataset
-from packhouse.pack.plan import plan_packs
+from packhouse.pack.strategies import plan_packs
 
 TOKENIZERS = Path(os.environ.get("PACKHOUSE_SHARED", "../shared")) / "tokenizers"
 ROWS = [

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from packhouse import pack_dataset
 from packhouse.addons.exports import to_megatron, write_export
-from packhouse.pack.plan import plan_packs
+from packhouse.pack.strategies import plan_packs
 
 _LIST = pa.list_(pa.int32())
 _PACKS = pa.schema([(name, _LIST) for name in ("input_ids", "labels", "seq_lengths")])

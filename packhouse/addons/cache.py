@@ -8,9 +8,9 @@ from pathlib import Path
 
 import click
 
-from packhouse.cli.options import cache_option, json_option
-from packhouse.cli.versions import echo_json
-from packhouse.run.cache_room import (
+from packhouse.cli import cache_option, json_option
+from packhouse.cli.store_commands import echo_json
+from packhouse.run.cache_eviction import (
     Cached,
     cache_room,
     choose_steps,

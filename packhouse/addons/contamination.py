@@ -25,19 +25,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from packhouse import auditing
-from packhouse.auditing.tokens import NUM_WORST
+from packhouse.auditing.token_checks import NUM_WORST
 from packhouse.errors import ConfigError
 from packhouse.pack.dedup import Hashes, Words, run_hashes, words_of
 from packhouse.read import read_shard, scan_source
 from packhouse.recipe import MIXING, Recipe, SourceConfig, ValidateConfig
-from packhouse.records.lists import one_chunk
-from packhouse.records.messages import FlatMessages
-from packhouse.records.pairs import REJECTED, both_sides
-from packhouse.records.tables import read_table, write_table
-from packhouse.render.template_messages import parsed_arguments
+from packhouse.records.arrays import Int64s, one_chunk
+from packhouse.records.message_rules import FlatMessages
+from packhouse.records.preference_pairs import REJECTED, both_sides
+from packhouse.records.table_schemas import read_table, write_table
+from packhouse.render.template_arguments import parsed_arguments
 from packhouse.run.step import Job, JobContext, Ref, Step
 from packhouse.run.steps.validate import VALIDATE
-from packhouse.system.arrays import Int64s
 from packhouse.system.fingerprint import canonical_json
 from packhouse.system.wording import counted
 

@@ -16,8 +16,8 @@ from typing import Literal
 
 import click
 
-from packhouse.cli.options import json_option
-from packhouse.cli.versions import echo_json
+from packhouse.cli import json_option
+from packhouse.cli.store_commands import echo_json
 from packhouse.errors import (
     DiskError,
     IntegrityError,
@@ -26,20 +26,20 @@ from packhouse.errors import (
     StoreRefusedError,
     TransientError,
 )
-from packhouse.run.cache import Workspace, open_mirror
-from packhouse.run.cache_room import cache_lock, cache_room, in_mb, pin_steps
+from packhouse.run.cache_eviction import cache_lock, cache_room, in_mb, pin_steps
 from packhouse.run.chain import bytes_needed, plan_jobs
-from packhouse.run.inputs import read_recipe
-from packhouse.store import guard
-from packhouse.store.guard import FailedCheckError, expect, stored, write
-from packhouse.store.objects import (
+from packhouse.run.prepare_arguments import read_recipe
+from packhouse.run.step_cache import Workspace, open_mirror
+from packhouse.store import conditional_writes
+from packhouse.store.conditional_writes import FailedCheckError, expect, stored, write
+from packhouse.store.object_store import (
     ObjectNotFoundError,
     ObjectStore,
     PreconditionFailedError,
     file_body,
     open_store,
 )
-from packhouse.store.protocol import ask, read, run
+from packhouse.store.store_requests import ask, read, run
 from packhouse.system.disks import CachePlace, check_cache, find_cache, temporary_folder
 from packhouse.system.terminal import print_table
 
@@ -182,10 +182,10 @@ def examine(store: ObjectStore, *, num_races: int = 50, num_racers: int = 16) ->
         TransientError: the store was not reached within 10 s.
     """
     # A wrong address fails here once, instead of in every check.
-    run(store, ask(ObjectStore.clock), retry=guard.PROBE_RETRY)
+    run(store, ask(ObjectStore.clock), retry=conditional_writes.PROBE_RETRY)
     trials: dict[str, Callable[[ObjectStore, str], str]] = {
-        "create-only": guard.check_create_only,
-        "compare-and-swap": guard.check_compare_and_swap,
+        "create-only": conditional_writes.check_create_only,
+        "compare-and-swap": conditional_writes.check_compare_and_swap,
         "create races": partial(_create_races, num_races=num_races, num_racers=num_racers),
         "swap races": partial(_swap_races, num_swaps=num_races, num_racers=num_racers),
         "read after write": _read_after_write,
@@ -195,7 +195,7 @@ def examine(store: ObjectStore, *, num_races: int = 50, num_racers: int = 16) ->
         "clock": _clock,
     }
     checks = []
-    with guard.probe_folder(store) as folder:
+    with conditional_writes.probe_folder(store) as folder:
         for name, trial in trials.items():
             try:
                 status: Status = "pass"

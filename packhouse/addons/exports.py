@@ -36,13 +36,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from packhouse.cli.options import cache_option, json_option, number_option
+from packhouse.cli import cache_option, json_option, number_option
 from packhouse.errors import ConfigError, IntegrityError, VersionNotFoundError
-from packhouse.load.versions import cache_folder, preference_columns, read_rows, verified_file
-from packhouse.pack.layout import IGNORE_INDEX, preference_names
-from packhouse.pack.plan import round_up
-from packhouse.recipe.settings import ExportConfig, ExportFormat
-from packhouse.records.lists import count_up, flat_list, list_array
+from packhouse.load.mapped_rows import cache_folder, preference_columns, read_rows, verified_file
+from packhouse.pack.pack_columns import IGNORE_INDEX, preference_names
+from packhouse.pack.strategies import round_up
+from packhouse.recipe.sections import ExportConfig, ExportFormat
+from packhouse.records.arrays import count_up, flat_list, list_array
 from packhouse.run.step import JobContext
 from packhouse.run.steps.files import (
     FILES,
@@ -54,7 +54,7 @@ from packhouse.run.steps.files import (
 from packhouse.run.steps.pack import PackFacts
 from packhouse.store import OpenVersion
 from packhouse.store.manifest import ExportSettings, FileEntry
-from packhouse.store.read import open_address
+from packhouse.store.version_reader import open_address
 from packhouse.system.fingerprint import file_sha256
 from packhouse.system.plugins import import_extra
 from packhouse.system.terminal import echo
@@ -118,7 +118,7 @@ def export_version(
 
     Example:
         >>> from packhouse import prepare
-        >>> from packhouse.store.read import open_address
+        >>> from packhouse.store.version_reader import open_address
         >>> rows = [{"instruction": f"Say {n}.", "output": f"{n}!"} for n in range(99)]
         >>> folder = getfixture("tmp_path")
         >>> version = prepare(rows, tokenizer="deployments/demo/tokenizer", store=folder / "store",

@@ -22,25 +22,31 @@ import orjson
 import pyarrow as pa
 import yaml
 
-from packhouse.cli.options import recipe_options
+from packhouse.cli import recipe_options
 from packhouse.errors import AuditError, ConfigError
-from packhouse.read.files import source_name
+from packhouse.read.source_files import source_name
 from packhouse.recipe import Recipe
-from packhouse.records.gates import GateResult
-from packhouse.records.identity import conversation_ids
-from packhouse.records.messages import Answers, role_violations
-from packhouse.records.tables import CONVERSATION, MESSAGE, VALIDATED, read_table, with_column
+from packhouse.records.gate_results import GateResult
+from packhouse.records.message_rules import Answers, role_violations
+from packhouse.records.record_ids import conversation_ids
+from packhouse.records.table_schemas import (
+    CONVERSATION,
+    MESSAGE,
+    VALIDATED,
+    read_table,
+    with_column,
+)
 from packhouse.render import make_renderer
-from packhouse.run.cache import Workspace
+from packhouse.render.renderer import make_window_rule, run_template
 from packhouse.run.chain import plan_jobs
-from packhouse.run.inputs import read_recipe
-from packhouse.run.rendering import make_window_rule, run_template
+from packhouse.run.prepare_arguments import read_recipe
 from packhouse.run.step import execute
+from packhouse.run.step_cache import Workspace
 from packhouse.system.terminal import echo
 from packhouse.system.wording import counted
 from packhouse.tokenize import load_snapshot, tokenize_table
-from packhouse.tokenize.loading import tokenizer_folder
-from packhouse.tokenize.tokenizing import cuts_prompts
+from packhouse.tokenize.text_to_tokens import cuts_prompts
+from packhouse.tokenize.tokenizer_loading import tokenizer_folder
 
 GIVEN = ("name", "source", "messages", "tools", "arguments", "weight", "label")
 """Input keys of a conversation; all other keys of an item are the expected output."""

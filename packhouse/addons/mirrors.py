@@ -36,20 +36,20 @@ from packhouse.errors import (
     StoreError,
     TransientError,
 )
-from packhouse.pack.layout import trained_tokens
+from packhouse.pack.pack_columns import trained_tokens
 from packhouse.recipe import Recipe
-from packhouse.records.lists import flat_list
-from packhouse.run.cache import LOCK, AnyReceipt, StepStore, is_intact, parse_receipt
-from packhouse.store.layout import version_folder
-from packhouse.store.objects import (
+from packhouse.records.arrays import flat_list
+from packhouse.run.step_cache import LOCK, AnyReceipt, StepStore, is_intact, parse_receipt
+from packhouse.store.object_keys import version_folder
+from packhouse.store.object_store import (
     ObjectNotFoundError,
     ObjectStore,
     PreconditionFailedError,
     file_body,
     open_store,
 )
-from packhouse.store.protocol import RetryPolicy, ask, download, run
-from packhouse.store.read import OpenVersion, read_batches
+from packhouse.store.store_requests import RetryPolicy, ask, download, run
+from packhouse.store.version_reader import OpenVersion, read_batches
 from packhouse.system.disks import temporary_folder
 from packhouse.system.plugins import import_extra
 from packhouse.tokenize import load_snapshot, run_tokenizer

@@ -13,8 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from packhouse.pack.dedup import FACTOR, Near
-from packhouse.records.lists import count_up, flat_list
-from packhouse.system.arrays import Bools, Float64s, Int64s, Uint32s
+from packhouse.records.arrays import Bools, Float64s, Int64s, Uint32s, count_up, flat_list
 
 # If more than 32 rows share a band, each is compared only with the row before it and with the first
 # 31, so the work stays linear in the number of such rows.

@@ -21,11 +21,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from packhouse.errors import ConfigError, ContractError, SequenceTooLongError
-from packhouse.load.boundaries import first_packs, warn_of_packs, watch_packs
-from packhouse.pack.layout import IGNORE_INDEX
-from packhouse.pack.plan import STRATEGIES, PackPlan, plan_packs
-from packhouse.records.lists import count_up, list_items, list_offsets, one_chunk
-from packhouse.system.arrays import Int64s
+from packhouse.load.mapped_rows import first_packs, warn_of_packs, watch_packs
+from packhouse.pack.pack_columns import IGNORE_INDEX
+from packhouse.pack.strategies import STRATEGIES, PackPlan, plan_packs
+from packhouse.records.arrays import Int64s, count_up, list_items, list_offsets, one_chunk
 from packhouse.system.wording import counted
 
 OverLength = Literal["error", "drop", "truncate", "split"]
@@ -106,8 +105,8 @@ def pack_dataset(
         map_kwargs: arguments for `map` of `datasets`, such as `batch_size` and `num_proc`. Default:
             a dataset is one batch; batches of an `IterableDataset` have 1,000 rows.
         over_length: policy for rows over `seq_length`. Default: see the table.
-        seed: shuffles packs or rows (`packhouse.pack.plan`). Default: longest rows first, or input
-            order.
+        seed: shuffles packs or rows (`packhouse.pack.strategies`). Default: longest rows first, or
+            input order.
         balance: number of packs per step over all ranks, which get about equal attention costs.
         tally: the counts are added to it; for an `IterableDataset`, while it is read.
 

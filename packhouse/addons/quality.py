@@ -24,10 +24,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from packhouse.errors import ConfigError
-from packhouse.recipe.audit import QUALITY_COUNTERS
-from packhouse.records.lists import string_bytes
-from packhouse.records.messages import ASSISTANT, USER, FlatMessages
-from packhouse.system.arrays import Bools, Bytes, Float64s, Int64s
+from packhouse.recipe.audit_section import QUALITY_COUNTERS
+from packhouse.records.arrays import Bools, Bytes, Float64s, Int64s, string_bytes
+from packhouse.records.message_rules import ASSISTANT, USER, FlatMessages
 from packhouse.system.plugins import import_extra
 
 # \x{2019} is the typographic apostrophe.
@@ -495,7 +494,7 @@ def count_quality(validated: pa.Table, *, languages: bool = False) -> dict[str, 
     """Count the findings of each check in the conversations of a shard.
 
     Args:
-        validated: schema `tables.VALIDATED`.
+        validated: schema `table_schemas.VALIDATED`.
         languages: also count the languages of answers.
 
     Returns:

@@ -25,25 +25,25 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import yaml
 
-from packhouse.cli.options import cache_option, json_option, number_option
+from packhouse.cli import cache_option, json_option, number_option
 from packhouse.errors import ConfigError, IntegrityError, PackhouseError, QuarantineLimitError
 from packhouse.read import SourceShard, read_shard, scan_source
-from packhouse.read.delimited import DELIMITERS, parse_delimited
-from packhouse.read.files import source_name
+from packhouse.read.compression import lines_of_rows, place_of
+from packhouse.read.csv_files import DELIMITERS, parse_delimited
+from packhouse.read.record_boundaries import LinesFile
 from packhouse.read.row_formats import row_format_of, row_formats
-from packhouse.read.streams import lines_of_rows, place_of
-from packhouse.read.text_files import LinesFile
+from packhouse.read.source_files import source_name
 from packhouse.recipe import Recipe, SourceConfig
-from packhouse.recipe.reading import is_recipe_path
-from packhouse.records.identity import rewrites
+from packhouse.recipe.recipe_file import is_recipe_path
 from packhouse.records.reasons import QUARANTINE_REASONS, WITH_REMEDY
-from packhouse.records.tables import QUARANTINED, REFUSED, read_table
-from packhouse.run.cache import Workspace
+from packhouse.records.record_ids import rewrites
+from packhouse.records.table_schemas import QUARANTINED, REFUSED, read_table
+from packhouse.render.renderer import run_template, try_rows
 from packhouse.run.chain import plan_jobs
-from packhouse.run.inputs import read_recipe
-from packhouse.run.rendering import run_template, try_rows
+from packhouse.run.prepare_arguments import read_recipe
+from packhouse.run.step_cache import Workspace
 from packhouse.store import OpenVersion
-from packhouse.store.read import open_address, read_batches
+from packhouse.store.version_reader import open_address, read_batches
 from packhouse.system.disks import temporary_folder
 from packhouse.system.escaping import for_terminal
 from packhouse.system.terminal import echo, print_note, print_text
@@ -534,11 +534,11 @@ def count_reasons(table: pa.Table, num_samples: int = 3) -> list[BadReason]:
     """Count bad rows and records by step and reason, most frequent first, with sample rows.
 
     Args:
-        table: schema `tables.QUARANTINED`.
+        table: schema `table_schemas.QUARANTINED`.
         num_samples: sample rows per reason, the first ones by source and row.
 
     Example:
-        >>> from packhouse.records.tables import QUARANTINED
+        >>> from packhouse.records.table_schemas import QUARANTINED
         >>> row = {"source": "a/a.jsonl", "row": 7, "byte_offset": 90, "step": "validate",
         ...        "reason": "json", "detail": "not JSON", "raw": b"{", "raw_size": 1,
         ...        "raw_sha256": ""}
@@ -564,7 +564,7 @@ def count_reasons(table: pa.Table, num_samples: int = 3) -> list[BadReason]:
 
 
 def read_quarantined(opened: OpenVersion) -> pa.Table:
-    """Read the quarantined rows of a published version (schema `tables.QUARANTINED`)."""
+    """Read the quarantined rows of a published version (schema `table_schemas.QUARANTINED`)."""
     with temporary_folder("quarantine") as folder:
         parts = [
             read_quarantine_file(opened.fetch(entry, folder / f"{number}.parquet"))
@@ -623,7 +623,7 @@ def likely_causes(rows: Iterable[Mapping[str, Any]], recipe: Recipe) -> list[str
     """Return likely causes of bad rows, such as a source in another format than the recipe's.
 
     Args:
-        rows: quarantined rows, with the columns of `tables.QUARANTINED`.
+        rows: quarantined rows, with the columns of `table_schemas.QUARANTINED`.
         recipe: the recipe that they were read with.
 
     Returns:

@@ -31,7 +31,7 @@ from typing import Any
 
 from packhouse.errors import PluginError, TemplateError
 from packhouse.recipe import FormatConfig
-from packhouse.records.conversations import DEFAULTS
+from packhouse.records.conversation_shapes import DEFAULTS
 from packhouse.render.provenance import (
     Field,
     JsonForm,
@@ -43,9 +43,9 @@ from packhouse.render.provenance import (
     plain,
     traced,
 )
-from packhouse.render.results import RefusedError
-from packhouse.render.rows import RowRenderer
-from packhouse.render.template_messages import strings_in
+from packhouse.render.rendered_texts import RefusedError
+from packhouse.render.row_renderer import RowRenderer
+from packhouse.render.template_arguments import strings_in
 from packhouse.system.plugins import Plugin
 from packhouse.system.worker import limited
 from packhouse.tokenize.encoders import TokenizerSnapshot

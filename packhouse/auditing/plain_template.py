@@ -26,16 +26,16 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from packhouse.recipe import FormatConfig, Recipe
-from packhouse.recipe.settings import CHAT_TEMPLATES, is_renderer
+from packhouse.recipe.sections import CHAT_TEMPLATES, is_renderer
 from packhouse.registry import function_of_addon
-from packhouse.render.rendering import Template
-from packhouse.render.results import RefusedError
-from packhouse.render.sandbox import values_to_try
-from packhouse.render.template_messages import MessageForm, Messages, chat_messages, in_parts
+from packhouse.render.jinja_sandbox import values_to_try
+from packhouse.render.rendered_texts import RefusedError
+from packhouse.render.template_arguments import MessageForm, Messages, chat_messages, in_parts
+from packhouse.render.text_positions import Template
 from packhouse.system.plugins import find_plugin
 from packhouse.system.worker import limited
 from packhouse.tokenize.encoders import TokenizerSnapshot
-from packhouse.tokenize.loading import tokenizer_folder
+from packhouse.tokenize.tokenizer_loading import tokenizer_folder
 
 _TEXT = ("Perhaps", "Certainly", "Otherwise", "Naturally", "Therefore")
 # Arguments of marked renderings; these private-use characters are in no template or row.

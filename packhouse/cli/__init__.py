@@ -1,4 +1,4 @@
-"""The `packhouse` command, which works without Prefect.
+"""The `packhouse` command, which works without Prefect, and options that several commands share.
 
 Commands are listed in `packhouse/registry.py` and imported only when called, so `packhouse --help`
 is fast. A PackhouseError prints its message to stderr (with --json, one JSON object to stdout) and
@@ -12,14 +12,78 @@ import json
 import shlex
 import sys
 import traceback
+from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn
 
 import click
 
 from packhouse.errors import PackhouseError
 from packhouse.registry import COMMAND_GROUPS, COMMANDS, is_there
+from packhouse.system.disks import default_cache
 from packhouse.system.escaping import for_terminal
 from packhouse.system.terminal import Interrupted, echo, handle_signals, print_note
+
+Decorator = Callable[[Callable[..., object]], Callable[..., object]]
+
+
+def set_option(what: str = "Override a recipe value: --set pack.seq_len=4096.") -> Decorator:
+    """Return --set, which may be given several times."""
+    return click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help=what)
+
+
+def cache_option(what: str = "Cache folder.") -> Decorator:
+    """Return --cache, a folder of this machine."""
+    return click.option(
+        "--cache",
+        type=click.Path(path_type=Path),
+        default=default_cache,
+        help=f"{what} [default: $PACKHOUSE_CACHE, or ~/.cache/packhouse]",
+    )
+
+
+def number_option(
+    name: str, what: str, *, default: int | None = None, least: int = 0, into: str | None = None
+) -> Decorator:
+    """Return an option with a whole number of at least `least`; `into` names its parameter."""
+    names, kind = filter(None, (name, into)), click.IntRange(min=least)
+    return click.option(*names, default=default, show_default=True, type=kind, help=what)
+
+
+def json_option(what: str = "Print JSON.") -> Decorator:
+    """Return --json."""
+    return click.option("--json", "as_json", is_flag=True, help=what)
+
+
+def recipe_options(command: Callable[..., object]) -> Callable[..., object]:
+    """Add RECIPE, --set, --cache and --json."""
+    for decorate in (
+        json_option(),
+        cache_option(),
+        set_option(),
+        click.argument("recipe_path", metavar="RECIPE", type=click.Path()),
+    ):
+        command = decorate(command)
+    return command
+
+
+def run_options(command: Callable[..., object]) -> Callable[..., object]:
+    """Add --cache, which may be a mirror, and --workers."""
+    for decorate in (
+        number_option(
+            "--workers",
+            "Number of worker processes. Does not affect the output. "
+            "[default: one per 128 MiB of input, up to one per core]",
+            least=1,
+        ),
+        click.option(
+            "--cache",
+            metavar="PATH|URI",
+            help="Cache folder, or s3://bucket/prefix to share the cache between machines.",
+        ),
+    ):
+        command = decorate(command)
+    return command
 
 
 class _LazyGroup(click.Group):
@@ -29,9 +93,9 @@ class _LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS or not is_there(module := COMMANDS[cmd_name][0]):
             return None
-        command = getattr(importlib.import_module(module), cmd_name)
-        assert isinstance(command, click.Command)
-        return command
+        # By name, since `plan` and `audit` are also functions.
+        found = vars(importlib.import_module(module)).values()
+        return next(c for c in found if isinstance(c, click.Command) and c.name == cmd_name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         installed = self.list_commands(ctx)

@@ -2,8 +2,7 @@
 
 import click
 
-from packhouse.cli import exit_interrupted
-from packhouse.cli.options import json_option, number_option, run_options, set_option
+from packhouse.cli import exit_interrupted, json_option, number_option, run_options, set_option
 from packhouse.errors import ConfigError
 from packhouse.system.progress import show_progress, start_phase
 from packhouse.system.terminal import Interrupted, print_note
@@ -75,7 +74,7 @@ def prepare(
 
             hide_pandas()
             from packhouse.run.chain import prepare_recipe  # takes over a second
-            from packhouse.run.inputs import recipe_for
+            from packhouse.run.prepare_arguments import recipe_for
             from packhouse.system.disks import check_cache, find_cache
 
             is_recipe = data[0].endswith((".yaml", ".yml"))
@@ -102,7 +101,7 @@ def prepare(
             )
     except Interrupted as error:
         exit_interrupted(error, keeps_steps=True)
-    from packhouse.cli.summary import print_result
+    from packhouse.cli.result_summary import print_result
 
     for note in notes:
         print_note(f"note: {note}")

@@ -22,8 +22,8 @@ import torch
 
 from packhouse.errors import ConfigError, ContractError, SequenceTooLongError
 from packhouse.load.rows import Row, read_row
-from packhouse.pack.layout import IGNORE_INDEX, position_ids
-from packhouse.pack.plan import round_up
+from packhouse.pack.pack_columns import IGNORE_INDEX, position_ids
+from packhouse.pack.strategies import round_up
 from packhouse.system.wording import counted
 
 Batch = dict[str, Any]

@@ -15,11 +15,11 @@ import numpy.typing as npt
 import torch
 
 from packhouse.errors import ConfigError, ContractError, EmptyRowError
-from packhouse.load.boundaries import MOST_PACKS, watch_packs
+from packhouse.load.mapped_rows import MOST_PACKS, watch_packs
 from packhouse.load.rows import ArrowRows, Row, open_rows
-from packhouse.pack.layout import IGNORE_INDEX
-from packhouse.pack.plan import PackPlan, plan_packs
+from packhouse.pack.pack_columns import IGNORE_INDEX
 from packhouse.pack.shuffle import splitmix64
+from packhouse.pack.strategies import PackPlan, plan_packs
 from packhouse.records.ledger import LedgerLine
 from packhouse.system.wording import counted
 
@@ -69,9 +69,9 @@ class PackedDataset(torch.utils.data.Dataset):
             masks, `attention_mask` and `loss_weights`. Padding is removed, and so are rows without
             tokens, which `num_empty` counts.
         seq_len: pack size in tokens; None keeps rows unchanged.
-        strategy: one of `packhouse.pack.plan.STRATEGIES`, except `concat`.
+        strategy: one of `packhouse.pack.strategies.STRATEGIES`, except `concat`.
         seed: seed for the order of packs; None: longest records first, or records in input order
-            (see `packhouse.pack.plan`), in every epoch.
+            (see `packhouse.pack.strategies`), in every epoch.
         over_length: raise an error for a record over `seq_len`, or drop and count it.
         repack: with `seq_len`, pack the records of existing packs again, with a different
             `seq_len`, strategy, multiple or epoch over the same files. Reads a whole pack for each

@@ -18,9 +18,9 @@ import pyarrow as pa
 import torch
 
 from packhouse.errors import ConfigError, ContractError, EmptyRowError
-from packhouse.pack.layout import IGNORE_INDEX, MASK_COLUMNS, position_ids, trained_mask
-from packhouse.records.lists import flat_list, list_offsets, read_ranges
-from packhouse.records.tables import read_table
+from packhouse.pack.pack_columns import IGNORE_INDEX, MASK_COLUMNS, position_ids, trained_mask
+from packhouse.records.arrays import flat_list, list_offsets, read_ranges
+from packhouse.records.table_schemas import read_table
 
 Ints = npt.NDArray[np.int64]
 

@@ -34,15 +34,16 @@ import pyarrow.parquet as pq
 import torch
 
 from packhouse.errors import ConfigError, IntegrityError
-from packhouse.load.boundaries import MOST_PACKS, watch_packs
-from packhouse.load.rows import ArrowRows, Row
-from packhouse.load.versions import (
+from packhouse.load.mapped_rows import (
+    MOST_PACKS,
     cache_folder,
     check_row_groups,
     mapped_file,
     open_split,
     verified_file,
+    watch_packs,
 )
+from packhouse.load.rows import ArrowRows, Row
 from packhouse.pack.shuffle import permutation, splitmix64
 from packhouse.store import FileEntry, OpenVersion, open_store
 

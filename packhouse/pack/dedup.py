@@ -12,8 +12,8 @@ every dropped row has a kept counterpart, and a chain of small changes never rem
 differs from all remaining ones. Near duplicates are dropped only if the assistant's text is at
 least half as similar as required overall: two different questions about one long text are two
 examples. Pairs that are not dropped for that reason, and all pairs with `same_side`, stay in the
-same split, because their groups are joined (`splitting.join_groups`). Nothing depends on shards,
-workers or hash seeds.
+same split, because their groups are joined (`train_eval_split.join_groups`). Nothing depends on
+shards, workers or hash seeds.
 
 Cost: 0.5 s for the normal ids of 52,002 Alpaca rows, 6 s with MinHashes of 128 numbers. A row takes
 4 bytes for each of these numbers and each shingle (about 0.8 KB for Alpaca).
@@ -34,13 +34,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from packhouse.pack.overlength import REASONS, Admitted
-from packhouse.pack.splitting import join_groups
+from packhouse.pack.train_eval_split import join_groups
 from packhouse.recipe import DedupConfig
-from packhouse.records.identity import conversation_ids, number_all_rows
-from packhouse.records.lists import flat_list, list_array, list_items, one_chunk, string_bytes
-from packhouse.records.messages import ASSISTANT, SYSTEM, FlatMessages
+from packhouse.records.arrays import (
+    Float64s,
+    Int64s,
+    Uint32s,
+    Uint64s,
+    flat_list,
+    list_array,
+    list_items,
+    one_chunk,
+    string_bytes,
+)
+from packhouse.records.message_rules import ASSISTANT, SYSTEM, FlatMessages
+from packhouse.records.record_ids import conversation_ids, number_all_rows
 from packhouse.registry import function_of_addon
-from packhouse.system.arrays import Float64s, Int64s, Uint32s, Uint64s
 from packhouse.system.fingerprint import library_versions
 from packhouse.system.plugins import import_extra
 
@@ -160,7 +169,7 @@ def fingerprint_table(
     """Compute a fingerprint for every conversation of a shard.
 
     Args:
-        validated: conversations, schema `tables.VALIDATED`.
+        validated: conversations, schema `table_schemas.VALIDATED`.
         config: dedup settings; shingles are computed only if `near` is on.
         label_names: names of classes 0, 1, ... of the source.
 

@@ -14,8 +14,7 @@ import pyarrow as pa
 
 from packhouse.errors import SequenceTooLongError
 from packhouse.recipe import PackConfig
-from packhouse.records.lists import read_ranges
-from packhouse.system.arrays import Bools, Bytes, Int32s, Int64s
+from packhouse.records.arrays import Bools, Bytes, Int32s, Int64s, read_ranges
 
 # Reason codes of `Admitted.reasons` by number. `duplicate` and `near_duplicate` come from
 # `packhouse.pack.dedup`, `sampled_out` from `packhouse.run.steps.pack`, and `contaminated` from
@@ -127,7 +126,7 @@ def apply_over_length(tokenized: pa.Table, config: PackConfig) -> Admitted:
     token of a sequence is never trained (it would be predicted from the previous record).
 
     Args:
-        tokenized: a shard, schema `tables.TOKENIZED`.
+        tokenized: a shard, schema `table_schemas.TOKENIZED`.
         config: pack settings; reads `seq_len`, `strategy` and `over_length`.
 
     Raises:

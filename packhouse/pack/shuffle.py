@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from packhouse.system.arrays import Int64s, Uint32s
+from packhouse.records.arrays import Int64s, Uint32s
 
 _MASK = 2**64 - 1
 _BLOCK = 1 << 16  # indices at a time, so that all passes over a block stay in the CPU cache

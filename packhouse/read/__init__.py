@@ -3,8 +3,8 @@
 `scan_source` finds a source's files and cuts them into shards; `read_shard` reads one of them.
 """
 
-from packhouse.read.reading import ShardRows, raw_rows, read_shard, with_raw_rows
-from packhouse.read.shards import SourceShard, scan_source
+from packhouse.read.shard_reader import ShardRows, raw_rows, read_shard, with_raw_rows
+from packhouse.read.sharding import SourceShard, scan_source
 
 __all__ = [
     "VERSION",

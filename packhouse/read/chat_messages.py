@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from packhouse.read.records import hidden_fault, parse_text, value_of
+from packhouse.read.json_parsing import hidden_fault, parse_text, value_of
 from packhouse.system.plugins import BadRowError
 
 _Text = str | None
 Turn = tuple[str, str, _Text, _Text, _Text, _Text, _Text, float | None, _Text]
-"""The fields of `tables.MESSAGE`: role, content, context, reasoning, tool_calls, tool_call_id,
-name, weight, part_weights."""
+"""The fields of `table_schemas.MESSAGE`: role, content, context, reasoning, tool_calls,
+tool_call_id, name, weight, part_weights."""
 
 
 def text_turn(role: str, content: str, context: str | None = None) -> Turn:

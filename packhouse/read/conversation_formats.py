@@ -17,7 +17,7 @@ from packhouse.read.chat_messages import (
     speaker_key,
     text_turn,
 )
-from packhouse.read.records import Rows, parse_text, value_of
+from packhouse.read.json_parsing import Rows, parse_text, value_of
 from packhouse.read.row_formats import (
     MESSAGE_FIELDS,
     Adapted,

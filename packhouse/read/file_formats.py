@@ -11,8 +11,8 @@ from typing import Literal
 import orjson
 
 from packhouse.errors import SourceError
-from packhouse.read.records import split_elements
-from packhouse.recipe.source import FileFormat
+from packhouse.read.json_parsing import split_elements
+from packhouse.recipe.sections import FileFormat
 
 Compression = Literal["none", "gzip", "zstd"]
 

@@ -1,7 +1,8 @@
 '''Find the format of rows, and turn rows into conversations.
 
-A format is one object. Formats that share code are in `conversation_formats` and `text_formats`;
-any other is the `FORMAT` of its file, and recipes use the file's name. `read/faq_format.py`:
+A format is one object. Formats that share code are in `conversation_formats` and
+`single_turn_formats`; any other is the `FORMAT` of its file, and recipes use the file's name.
+`read/faq_format.py`:
 
     """Questions of users, with the replies that they got."""
 
@@ -61,12 +62,11 @@ from packhouse.read.chat_messages import (
     read_tools,
     speaker_key,
 )
-from packhouse.read.records import Ints, Records, Rows, unwrapped
+from packhouse.read.json_parsing import Ints, Records, Rows, unwrapped
 from packhouse.recipe import SourceConfig
-from packhouse.recipe.settings import check_arguments
-from packhouse.recipe.source import DETECTED, ROW_FORMATS
-from packhouse.records.messages import Answers, assemble
-from packhouse.records.tables import MESSAGE
+from packhouse.recipe.sections import DETECTED, ROW_FORMATS, check_arguments
+from packhouse.records.message_rules import Answers, assemble
+from packhouse.records.table_schemas import MESSAGE
 from packhouse.system.plugins import BadRowError, Plugin, find_plugin
 from packhouse.system.wording import near_name
 
@@ -301,7 +301,7 @@ class Mixed(RowFormat):
 def row_formats() -> dict[str, RowFormat]:
     """Return the built-in formats by name, in the order in which they are tried."""
     from packhouse.read.conversation_formats import CONVERSATION_FORMATS
-    from packhouse.read.text_formats import TEXT_FORMATS
+    from packhouse.read.single_turn_formats import TEXT_FORMATS
 
     together = CONVERSATION_FORMATS | TEXT_FORMATS | {"mixed": Mixed(required={})}
     own_files = [name for name in ROW_FORMATS if name not in ("auto", *together)]

@@ -18,10 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from packhouse.read.chat_messages import MAX_WEIGHT, Conversation, Turn, kind_of
-from packhouse.read.records import Ints
+from packhouse.read.json_parsing import Ints
 from packhouse.read.row_formats import Names, Row, RowFormat, aliases, check_present
 from packhouse.recipe import SourceConfig
-from packhouse.records.messages import Answers
+from packhouse.records.message_rules import Answers
 from packhouse.system.plugins import BadRowError
 
 _MASKS = ("loss_mask", "assistant_masks", "completion_mask")
@@ -220,7 +220,7 @@ def _starts(
 def _turns(ids: Ints, weights: Weights) -> list[Turn]:
     """Return one turn for each run of tokens with the same weight."""
     edges = [0, *(np.flatnonzero(np.diff(weights)) + 1).tolist(), len(ids)]  # 0 0 1 1 -> [0, 2, 4]
-    # A record without a user turn forms its group as a whole: see `identity.group_keys`.
+    # A record without a user turn forms its group as a whole: see `record_ids.group_keys`.
     untrained = "user" if not weights[:_LEAST_PROMPT].any() else "system"
     turns: list[Turn] = []
     for start, end in pairwise(edges if len(ids) else []):

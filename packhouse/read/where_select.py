@@ -36,11 +36,11 @@ import pyarrow.compute as pc
 
 from packhouse.errors import ConfigError, SourceError
 from packhouse.read.chat_messages import kind_of
-from packhouse.read.files import source_name
-from packhouse.read.records import Rows
-from packhouse.read.tabular import without_fill
+from packhouse.read.json_parsing import Rows
+from packhouse.read.parquet_files import without_fill
+from packhouse.read.source_files import source_name
 from packhouse.recipe import SourceConfig
-from packhouse.records.lists import one_chunk
+from packhouse.records.arrays import one_chunk
 from packhouse.registry import TEXT_FUNCTIONS, TEXT_FUNCTIONS_VERSION, is_there
 from packhouse.system.fingerprint import library_versions
 from packhouse.system.plugins import NO_FILES

@@ -1,18 +1,19 @@
 """The recipe: everything that decides what a version contains, with a model for each section."""
 
-from packhouse.recipe.audit import AuditConfig, QualityConfig
-from packhouse.recipe.model import Recipe
-from packhouse.recipe.reading import load_recipe, parse_recipe
-from packhouse.recipe.settings import (
+from packhouse.recipe.audit_section import AuditConfig, QualityConfig
+from packhouse.recipe.recipe import Recipe
+from packhouse.recipe.recipe_file import load_recipe, parse_recipe
+from packhouse.recipe.sections import (
+    MIXING,
     DedupConfig,
     FormatConfig,
     PackConfig,
     PublishConfig,
+    SourceConfig,
     SplitConfig,
     TokenizeConfig,
     ValidateConfig,
 )
-from packhouse.recipe.source import MIXING, SourceConfig
 
 __all__ = [
     "MIXING",

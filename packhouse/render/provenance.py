@@ -30,7 +30,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packhouse.render.results import RefusedError
+from packhouse.render.rendered_texts import RefusedError
 
 UNPROVEN = RefusedError(
     "template",

@@ -1,4 +1,9 @@
-"""Render a validated table to a formatted one, with any kind of template.
+"""Render validated tables to formatted ones with any kind of template, in a worker process.
+
+`make_renderer` picks the engine for the template of a recipe. `run_template` runs a call in a
+worker (`packhouse.system.worker`). The functions after it are such calls: they take paths and
+settings, write tables to a folder and return plain JSON. A worker imports this module when it
+starts (0.5 s of CPU). Importing steps, sources or the store here would add 0.3 s.
 
 An engine renders the rows that its template supports and refuses each other row with a reason.
 Nothing is dropped: rows in = rows formatted + rows quarantined, asserted here. Tables are rendered
@@ -15,24 +20,48 @@ tokens. A long row is rendered and tokenized about 2 log2(exchanges) times per w
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from importlib import resources
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packhouse.recipe import FormatConfig, TokenizeConfig
-from packhouse.records.conversations import Conversations, strip_thinking
-from packhouse.records.identity import derive, replace_rows, rewrites, take_records
-from packhouse.records.messages import FlatMessages
-from packhouse.records.tables import FORMATTED, QUARANTINED, VALIDATED, refused_rows, with_column
-from packhouse.render.chat import ChatEngine
-from packhouse.render.results import TEXTS, Texts
-from packhouse.render.single_turn import SingleTurnEngine
-from packhouse.system.arrays import Bools, Float32s, Int64s
-from packhouse.tokenize import TokenizerSnapshot, tokenize_table
+from packhouse.errors import ConfigError, TemplateError
+from packhouse.recipe import FormatConfig, Recipe, TokenizeConfig
+from packhouse.recipe.sections import TEMPLATES, is_chat, is_renderer
+from packhouse.records.arrays import Bools, Float32s, Int64s, one_chunk
+from packhouse.records.conversation_shapes import Conversations, strip_thinking
+from packhouse.records.ledger import RenderCounts
+from packhouse.records.message_rules import FlatMessages
+from packhouse.records.preference_pairs import REJECTED, cut_behind_answers, keep_both
+from packhouse.records.record_ids import derive, num_rows, replace_rows, rewrites, take_records
+from packhouse.records.table_schemas import (
+    FORMATTED,
+    QUARANTINED,
+    REFUSED,
+    VALIDATED,
+    read_table,
+    refused_rows,
+    with_column,
+    write_table,
+)
+from packhouse.registry import function_of_addon
+from packhouse.render.chat_engine import ChatEngine
+from packhouse.render.jinja_sandbox import pinned_date
+from packhouse.render.rendered_texts import TEXTS, Texts
+from packhouse.render.row_renderer import RowRenderer
+from packhouse.render.single_turn import SINGLE_TURN, SingleTurnEngine, make_single_turn
+from packhouse.system.plugins import find_plugin, pip_install
+from packhouse.system.worker import run_in_worker
+from packhouse.tokenize import TokenizerSnapshot, load_snapshot, tokenize_shard, tokenize_table
+from packhouse.tokenize.encoders import TokenLimit, ends_of
+from packhouse.tokenize.pretokenized import read_given
+from packhouse.tokenize.text_to_tokens import cuts_prompts
+from packhouse.tokenize.tokenizer_loading import MEMORY_PER_BYTE, tokenizer_bytes, tokenizer_folder
 
 # Memory is a few times this for tables of any size.
 PART_BYTES = 128 * 2**20
@@ -293,3 +322,230 @@ def _fill_windows(
                 last[row] = good[row] = good[row] - 1
                 bad[row], step[row] = -1, 0
     return sorted(windows)
+
+
+VERSION = 3
+"""Version of rendering. Raise it when the text, spans or counts of any rows change."""
+
+MAX_ENGINES = 8
+_ENGINES: dict[str, ChatEngine] = {}
+"""Facts about chat templates, kept because a process renders many shards with the same one."""
+
+
+def make_renderer(
+    config: FormatConfig,
+    snapshot: TokenizerSnapshot,
+    label_names: list[str] | None = None,
+    window: WindowRule | None = None,
+    folder: Path | None = None,
+    limit: TokenLimit | None = None,
+) -> Renderer:
+    """Return the renderer of `config.template`.
+
+    Cheap for templates: a chat template is compiled and probed at the first `render`. A renderer in
+    Python is imported, which may take seconds.
+
+    Args:
+        config: the recipe's format section.
+        snapshot: tokenizer whose control tokens and chat template are used.
+        label_names: text of label 0, 1, ..., which `classification` trains.
+        window: rule for windows, if over-long conversations are split.
+        folder: folder of the tokenizer, for renderers in Python that read its files.
+        limit: for long rows with many answers: records over it are only counted.
+
+    Raises:
+        ConfigError: the template is unknown, a Jinja file cannot be read, or the prompt is invalid.
+        TemplateError: the tokenizer lacks something that the template needs (EOS, a chat template).
+    """
+    name = config.template
+    if name in SINGLE_TURN:
+        return Renderer(make_single_turn(config, snapshot, label_names), config, window)
+    plugin = find_plugin("renderers", name) if is_renderer(name) else None
+    source, where = _chat_source(name, snapshot, folder) if plugin is None else ("", str(plugin))
+    tokens = snapshot.special_tokens, snapshot.added_tokens, snapshot.stop_tokens
+    # Only templates that write the date are compiled again when it changes.
+    today = pinned_date() if "strftime_now" in source else None
+    # Everything that decides what the engine renders, or which rows it refuses.
+    key = repr(
+        (
+            config.model_dump_json(),
+            where,
+            source,
+            snapshot.fingerprint,
+            tokens,
+            today,
+            limit and limit.max_tokens,
+        )
+    )
+    if key not in _ENGINES:
+        while len(_ENGINES) >= MAX_ENGINES:
+            _ENGINES.pop(next(iter(_ENGINES)), None)
+        if plugin is None:
+            rows = RowRenderer(config, snapshot, source, where)
+        else:
+            rows = function_of_addon("make_rows")(plugin, config, snapshot, folder)
+        _ENGINES[key] = ChatEngine(rows, config, limit)
+    return Renderer(_ENGINES[key], config, window)
+
+
+def _chat_source(
+    name: str, snapshot: TokenizerSnapshot, folder: Path | None = None
+) -> tuple[str, str]:
+    """Return the Jinja source and its name for errors; the tokenizer's `folder` is for advice."""
+    if name.endswith((".jinja", ".j2")):
+        try:
+            return Path(name).read_text(encoding="utf-8"), f"template '{name}'"
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"format.template '{name}' cannot be read: {error}") from None
+    if name == "mistral_system":
+        source = resources.files("packhouse.render").joinpath("mistral_system.jinja")
+        return source.read_text(encoding="utf-8"), f"template '{name}'"
+    if name.startswith("dart-math/") and name in TEMPLATES:
+        write = function_of_addon("dart_math_template")
+        return write(name, ends_of(snapshot, "")), f"template '{name}'"
+    if name != "chat":
+        known = ", ".join(TEMPLATES)
+        raise ConfigError(f"unknown template '{name}'. Known: {known}, or a .jinja or .j2 file")
+    if not snapshot.chat_template:
+        other = "alpaca, completion or text, or to a Jinja file"
+        if folder is not None and (folder / "tekken.json").is_file():
+            other = f"mistral, which supports tekken.json ({pip_install('mistral')})"
+        raise TemplateError(
+            f"the tokenizer ({snapshot.class_name}) has no chat template. Set format.template to"
+            f" {other}"
+        )
+    return snapshot.chat_template, "the tokenizer's chat template"
+
+
+def run_template(call: Callable[[], Any], recipe: Recipe, num_bytes: int = 0) -> Any:
+    """Run a call that renders, and may tokenize, `num_bytes` of rows in a worker process."""
+    # Loading it takes time and memory, too.
+    num_bytes += tokenizer_bytes(recipe.tokenizer)
+    return run_in_worker(
+        call,
+        what=f"template '{recipe.format.template}' with tokenizer '{recipe.tokenizer}'",
+        blames=TemplateError,
+        num_bytes=num_bytes,
+        more_memory=num_bytes * MEMORY_PER_BYTE,
+    )
+
+
+def cuts_windows(recipe: Recipe) -> bool:
+    """Return True if over-long conversations are split into windows."""
+    return recipe.pack.over_length == "window" and recipe.pack.strategy != "concat"
+
+
+def max_record_tokens(recipe: Recipe) -> int | None:
+    """Return the length from which records of long rows are only counted; None if all are kept.
+
+    It is `pack.seq_len` rounded up to a power of two, at least 8,192, so that the format step can
+    be reused for most changes of `seq_len`.
+    """
+    pack, config = recipe.pack, recipe.format
+    is_split = config.turns != "whole" and config.train_on != "all" and is_chat(config.template)
+    if not is_split or pack.over_length != "drop" or pack.strategy == "concat":
+        return None
+    return int(max(8192, 2 ** (pack.seq_len - 1).bit_length()))
+
+
+def make_window_rule(
+    recipe: Recipe, snapshot: TokenizerSnapshot, cache: Path | None = None
+) -> WindowRule | None:
+    """Return the rule that fits conversations into windows, or None if the recipe has none."""
+    if not cuts_windows(recipe):
+        return None
+    return WindowRule(recipe.pack.seq_len, snapshot, recipe.tokenize, cuts_prompts(recipe), cache)
+
+
+def render_shard(
+    validated: Path, recipe: Recipe, label_names: list[str] | None, cache: Path | None, folder: Path
+) -> dict[str, Any]:
+    """Write `formatted.arrow`, `refused.arrow` and, if records differ from rows, `examples.arrow`.
+
+    For pairs, the rejected answers are read from `rejected.arrow` next to `validated` and written
+    to `rejected.arrow` next to `formatted.arrow`.
+    """
+    snapshot = load_snapshot(recipe.tokenizer, cache, recipe.tokenize.pipeline)
+    window = make_window_rule(recipe, snapshot, cache)
+    tokenizer = tokenizer_folder(recipe.tokenizer)
+    longest = max_record_tokens(recipe)
+    limit = TokenLimit(longest, snapshot.backend) if longest else None
+    renderer = make_renderer(recipe.format, snapshot, label_names, window, tokenizer, limit)
+    table = read_table(validated)
+    rendered = renderer.render(table)
+    formatted, refused, notes = rendered.formatted, rendered.quarantined, Counter(rendered.notes)
+    if recipe.preferences:
+        assert not rendered.added, "each side of a pair has one trained answer, so is one record"
+        formatted = cut_behind_answers(formatted)
+    if recipe.preferences == "pairs":
+        other = renderer.render(read_table(validated.with_name(REJECTED)))
+        rejected = cut_behind_answers(other.formatted)
+        formatted, rejected, refused = keep_both(formatted, rejected, refused, other.quarantined)
+        write_table(folder / REJECTED, rejected)
+        notes["text_bytes"] += pc.sum(pc.binary_length(rejected["text"])).as_py() or 0
+        notes.update(other.notes)
+    write_table(folder / "formatted.arrow", formatted)
+    write_table(folder / REFUSED, refused)
+    notes["text_bytes"] += pc.sum(pc.binary_length(formatted["text"])).as_py() or 0
+    examples = rendered.examples
+    is_unchanged = examples.num_rows == table.num_rows and all(
+        one_chunk(examples[name]).equals(one_chunk(table[name]))
+        for name in ("record_id", "group_key")
+    )
+    if not is_unchanged:
+        write_table(folder / "examples.arrow", examples)
+    return {
+        "notes": dict(notes),
+        "added": rendered.added,
+        "stop_tokens": dict(rendered.stop_tokens),
+    }
+
+
+def try_rows(
+    recipe: Recipe,
+    row_format: str,
+    label_names: list[str] | None,
+    cache: Path | None,
+    folder: Path,
+) -> dict[str, Any]:
+    """Render and tokenize `validated.arrow`; write `tokenized.arrow` and `refused.arrow`.
+
+    Returns:
+        The fields of `RenderCounts`.
+    """
+    if row_format == "tokenized":
+        given = read_given(
+            read_table(folder / "validated.arrow"),
+            load_snapshot(recipe.tokenizer, cache, recipe.tokenize.pipeline),
+        )
+        write_table(folder / "tokenized.arrow", given.tokenized)
+        write_table(folder / REFUSED, given.quarantined)
+        return asdict(RenderCounts())
+    texts, tokens = folder / "texts", folder / "tokens"
+    for each in (texts, tokens):
+        each.mkdir()
+    reply = render_shard(folder / "validated.arrow", recipe, label_names, cache, texts)
+    tokenize_shard(texts / "formatted.arrow", recipe, cache, tokens)
+    (tokens / "tokenized.arrow").rename(folder / "tokenized.arrow")
+    bad = [read_table(each / REFUSED) for each in (texts, tokens)]
+    write_table(folder / REFUSED, pa.concat_tables(bad))
+    formatted = read_table(texts / "formatted.arrow")
+    counts = RenderCounts(
+        rows=num_rows(formatted),
+        records=formatted.num_rows,
+        stop_tokens=reply["stop_tokens"],
+        notes=reply["notes"],
+    )
+    return asdict(counts)
+
+
+def usual_template(tokenizer: str, cache: Path, *, has_labels: bool) -> str:
+    """Return the default template that fits the tokenizer, for labels or for answers.
+
+    `classification` trains the EOS token, which BERT's tokenizer lacks.
+    """
+    snapshot = load_snapshot(tokenizer, cache, "class")  # the pipeline affects ids only
+    if has_labels:
+        has_end = snapshot.special_tokens.get("eos_token")
+        return "classification" if has_end else "sequence_classification"
+    return "alpaca_newline" if snapshot.chat_template is None else "chat"

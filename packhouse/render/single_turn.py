@@ -26,11 +26,16 @@ import pyarrow.compute as pc
 
 from packhouse.errors import ConfigError, TemplateError
 from packhouse.recipe import FormatConfig
-from packhouse.recipe.settings import CHAT_TEMPLATES, TEMPLATES
-from packhouse.records.conversations import Conversations, Shape, make_shape
-from packhouse.render.compiled import CompiledTemplate, Filling, Hole
-from packhouse.render.field_columns import FieldColumns, new_numbers
-from packhouse.render.results import Refusal, Texts, Trained
+from packhouse.recipe.sections import CHAT_TEMPLATES, TEMPLATES
+from packhouse.records.conversation_shapes import Conversations, Shape, make_shape
+from packhouse.render.compiled_shapes import (
+    CompiledTemplate,
+    FieldColumns,
+    Filling,
+    Hole,
+    new_numbers,
+)
+from packhouse.render.rendered_texts import Refusal, Texts, Trained
 from packhouse.tokenize.encoders import Ends, TokenizerSnapshot, ends_of
 
 # The two texts of Stanford Alpaca (PROMPT_DICT in its train.py), without the blocks.

@@ -32,14 +32,12 @@ from pathlib import Path
 
 from packhouse.errors import DiskError, EmptyDatasetError, QuarantineLimitError
 from packhouse.read import SourceShard
-from packhouse.read.tabular import TABULAR
+from packhouse.read.parquet_files import TABULAR
 from packhouse.recipe import Recipe
-from packhouse.records.gates import GateLog, GateResult
-from packhouse.records.ledger import LedgerLine, RowCounts, check_quarantine, ledger_of
-from packhouse.records.render_counts import factor_note
+from packhouse.records.gate_results import GateLog, GateResult
+from packhouse.records.ledger import LedgerLine, RowCounts, check_quarantine, factor_note, ledger_of
 from packhouse.registry import function_of_addon, has_function
-from packhouse.run.cache import AnyReceipt, Mirror, Workspace, open_mirror
-from packhouse.run.cache_room import (
+from packhouse.run.cache_eviction import (
     in_mb,
     keep_limits,
     load_last_run,
@@ -48,6 +46,7 @@ from packhouse.run.cache_room import (
     save_last_run,
 )
 from packhouse.run.step import AnyJob, Job, LocalRunner, Run
+from packhouse.run.step_cache import AnyReceipt, Mirror, Workspace, open_mirror
 from packhouse.run.steps import (
     STEPS,
     audit,
@@ -73,8 +72,8 @@ from packhouse.run.steps.validate import (
     filters_of_run,
     render_counts,
 )
-from packhouse.store.guard import check_usable
-from packhouse.store.layout import pinned
+from packhouse.store.conditional_writes import check_usable
+from packhouse.store.object_keys import pinned
 from packhouse.system.disks import CachePlace, make_cache
 from packhouse.system.plugins import import_extra
 from packhouse.system.progress import say, start_phase
@@ -84,7 +83,7 @@ from packhouse.system.worker import return_freed_memory, run_if_idle
 from packhouse.tokenize import fingerprint_tokenizer
 from packhouse.tokenize.encoders import forget_encoders
 
-log = logging.getLogger("packhouse.run.cache")
+log = logging.getLogger("packhouse.run.step_cache")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,9 +38,9 @@ from pydantic import TypeAdapter
 
 from packhouse.errors import ConfigError, TransientError
 from packhouse.recipe import Recipe
-from packhouse.recipe.model import plugins_of
-from packhouse.records.tables import read_table
-from packhouse.run.cache import AnyReceipt, Receipt, Workspace
+from packhouse.recipe.recipe import plugins_of
+from packhouse.records.table_schemas import read_table
+from packhouse.run.step_cache import AnyReceipt, Receipt, Workspace
 from packhouse.system.fingerprint import canonical_json, digest, library_versions
 from packhouse.system.progress import job_done, step_progress
 from packhouse.system.terminal import check_interrupted

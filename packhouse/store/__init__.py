@@ -2,22 +2,22 @@
 
 Readers never list objects: ref -> manifest -> files. A version exists as soon as its commit slot
 (`manifest.json`) is written, even if other publishers are still at work. See
-`packhouse.store.publish` for the order of writes, and `packhouse.store.protocol` for how the same
-code is run and simulated.
+`packhouse.store.commit` for the order of writes, and `packhouse.store.store_requests` for how the
+same code is run and simulated.
 """
 
-from packhouse.store.evolution import Drift
+from packhouse.store.commit import LocalFile, PublishedVersion, publish_version
 from packhouse.store.manifest import FileEntry, Manifest
-from packhouse.store.objects import ObjectStore, open_filesystem, open_store
-from packhouse.store.publish import LocalFile, PublishedVersion, publish_version
-from packhouse.store.read import (
+from packhouse.store.object_store import ObjectStore, open_filesystem, open_store
+from packhouse.store.refs import Ref, load_ref, rollback_ref, set_ref
+from packhouse.store.schema_drift import Drift
+from packhouse.store.version_reader import (
     OpenVersion,
     VerifyReport,
     open_version,
     pull_version,
     verify_version,
 )
-from packhouse.store.refs import Ref, load_ref, rollback_ref, set_ref
 
 __all__ = [
     "Drift",

@@ -16,10 +16,10 @@ from itertools import groupby
 from typing import Literal
 
 from packhouse.errors import IntegrityError
-from packhouse.store import layout
+from packhouse.store import object_keys
 from packhouse.store.manifest import Manifest, Tombstone, read_slot_steps
-from packhouse.store.objects import ObjectInfo, ObjectStore, PreconditionFailedError
-from packhouse.store.protocol import Steps, ask, run
+from packhouse.store.object_store import ObjectInfo, ObjectStore, PreconditionFailedError
+from packhouse.store.store_requests import Steps, ask, run
 
 DEFAULT_GRACE_S = 24 * 3600.0
 """Seconds since its last write after which an uncommitted attempt counts as abandoned."""
@@ -89,7 +89,7 @@ def collect_probes_steps(grace_s: float, *, dry_run: bool) -> Steps[int]:
     folders = yield from ask(ObjectStore.list_folders, "")
     found = 0
     for folder in folders:
-        if not folder.startswith(layout.PROBES):
+        if not folder.startswith(object_keys.PROBES):
             continue
         objects = yield from ask(ObjectStore.list, f"{folder}/")
         if any(info.last_modified >= now - max(grace_s, 3600) for info in objects):
@@ -103,10 +103,10 @@ def collect_probes_steps(grace_s: float, *, dry_run: bool) -> Steps[int]:
 def find_garbage_steps(dataset: str, grace_s: float) -> Steps[list[Garbage]]:
     """List all objects once, then read the commit slot of each version folder."""
     now = yield from ask(ObjectStore.clock)
-    listed = yield from ask(ObjectStore.list, f"{layout.check_name('dataset', dataset)}/v/")
+    listed = yield from ask(ObjectStore.list, f"{object_keys.check_name('dataset', dataset)}/v/")
     found = []
     for version, group in groupby(listed, key=lambda info: info.key.split("/")[2]):
-        if not layout.is_version(version):
+        if not object_keys.is_version(version):
             continue
         try:
             slot = yield from read_slot_steps(dataset, version)
@@ -128,11 +128,11 @@ def _judge(
     before: float,
 ) -> tuple[Literal["abandoned", "collected", "stray"], list[ObjectInfo]]:
     """Return the objects of a version folder that are garbage, and why."""
-    others = [info for info in objects if info.key != layout.manifest_key(dataset, version)]
+    others = [info for info in objects if info.key != object_keys.manifest_key(dataset, version)]
     if isinstance(slot, Tombstone):
         return "collected", others
     if isinstance(slot, Manifest):
-        named = {layout.file_key(dataset, version, entry.key) for entry in slot.files}
+        named = {object_keys.file_key(dataset, version, entry.key) for entry in slot.files}
         old = [info for info in others if info.last_modified < before]
         return "stray", [info for info in old if info.key not in named]
     is_alive = any(info.last_modified >= before for info in others)
@@ -147,9 +147,11 @@ def collect_steps(garbage: Garbage) -> Steps[int]:
         # in 6 with ten times the grace period. With the tombstone it was 0.
         if not (yield from fence_steps(garbage.dataset, garbage.version)):
             return 0  # committed since we looked
-        folder = layout.version_folder(garbage.dataset, garbage.version)
+        folder = object_keys.version_folder(garbage.dataset, garbage.version)
         objects = yield from ask(ObjectStore.list, f"{folder}/")  # again: more may have arrived
-    doomed = [i for i in objects if i.key != layout.manifest_key(garbage.dataset, garbage.version)]
+    doomed = [
+        i for i in objects if i.key != object_keys.manifest_key(garbage.dataset, garbage.version)
+    ]
     for info in doomed:
         yield from ask(ObjectStore.delete, info.key)
     return len(doomed)
@@ -159,7 +161,7 @@ def fence_steps(dataset: str, version: str) -> Steps[bool]:
     """Write a tombstone to the commit slot; return False if the slot has a manifest."""
     tombstone = Tombstone(dataset=dataset, version=version)
     try:
-        key = layout.manifest_key(dataset, version)
+        key = object_keys.manifest_key(dataset, version)
         yield from ask(ObjectStore.put_create, key, tombstone.to_bytes())
     except PreconditionFailedError:  # a manifest, another collection, or our own lost success
         slot = yield from read_slot_steps(dataset, version)

@@ -24,12 +24,11 @@ import pyarrow as pa
 from pydantic import Field, TypeAdapter, ValidationError
 
 from packhouse.errors import ConfigError, IntegrityError, VersionNotFoundError
-from packhouse.pack.gather import PackStatistics
-from packhouse.recipe.model import Preferences, preferences_in
-from packhouse.records.ledger import Filter, LedgerLine, filters_of
-from packhouse.records.render_counts import RenderCounts
-from packhouse.store import layout
-from packhouse.store.protocol import Steps, read_checked
+from packhouse.pack.gather_tokens import PackStatistics
+from packhouse.recipe.recipe import Preferences, preferences_in
+from packhouse.records.ledger import Filter, LedgerLine, RenderCounts, filters_of
+from packhouse.store import object_keys
+from packhouse.store.store_requests import Steps, read_checked
 from packhouse.system.fingerprint import canonical_json, digest
 
 FORMAT = 1
@@ -84,9 +83,9 @@ class FileEntry:
 
     def __post_init__(self) -> None:
         key = self.key
-        layout.check_name("split", self.split)
+        object_keys.check_name("split", self.split)
         if self.source is not None:
-            layout.check_name("source", self.source)
+            object_keys.check_name("source", self.source)
         if not _KEY.fullmatch(key) or len(key) > 512 or key.partition("/")[0] != self.kind:
             raise ConfigError(f"file {key[:80]!r} is not a valid key for kind {self.kind!r}")
         if self.kind not in get_args(FileKind) or not _SHA256.fullmatch(self.sha256):
@@ -409,8 +408,8 @@ class Manifest:
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        layout.check_name("dataset", self.dataset)
-        layout.check_vid(self.vid)
+        object_keys.check_name("dataset", self.dataset)
+        object_keys.check_vid(self.vid)
         if type(self.generation) is not int or not 0 <= self.generation < 10**9:
             raise ConfigError("generation is not an integer from 0 to 999,999,999")
         _ = self.facts  # refuses facts of a wrong type
@@ -424,7 +423,7 @@ class Manifest:
     @property
     def version(self) -> str:
         """`<vid>.g<N>`."""
-        return layout.version_name(self.vid, self.generation)
+        return object_keys.version_name(self.vid, self.generation)
 
     @cached_property
     def manifest_id(self) -> str:
@@ -518,8 +517,8 @@ class Tombstone:
     version: str
 
     def __post_init__(self) -> None:
-        layout.check_name("dataset", self.dataset)
-        layout.split_version(self.version)
+        object_keys.check_name("dataset", self.dataset)
+        object_keys.split_version(self.version)
 
     def to_bytes(self) -> bytes:
         """Return canonical JSON."""
@@ -579,7 +578,7 @@ def read_slot_steps(dataset: str, version: str) -> Steps[Manifest | Tombstone | 
             )
         return slot
 
-    found = yield from read_checked(layout.manifest_key(dataset, version), parse)
+    found = yield from read_checked(object_keys.manifest_key(dataset, version), parse)
     return found[0] if found else None
 
 
@@ -605,7 +604,7 @@ def changed_manifest(found: Manifest, recorded: str, by: str = "a ref") -> Integ
         f"the manifest of '{found.dataset}' {found.version} was changed: its ID is "
         f"{found.manifest_id[:12]}, but {by} recorded {recorded[:12]}. Restore manifest.json from "
         "a pulled copy, or delete it and publish the version again",
-        key=layout.manifest_key(found.dataset, found.version),
+        key=object_keys.manifest_key(found.dataset, found.version),
     )
 
 

@@ -31,10 +31,10 @@ from packhouse.errors import (
     TransientError,
     VersionNotFoundError,
 )
-from packhouse.store import layout
+from packhouse.store import object_keys
 from packhouse.store.manifest import Manifest, committed_steps
-from packhouse.store.objects import ObjectStore, PreconditionFailedError
-from packhouse.store.protocol import (
+from packhouse.store.object_store import ObjectStore, PreconditionFailedError
+from packhouse.store.store_requests import (
     Call,
     NewId,
     Pause,
@@ -58,7 +58,7 @@ _MOST_NOTED = 200
 _Noted = Annotated[str, Field(max_length=_MOST_NOTED)]
 _TIME = r"^([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z)?\z"
 _Version = Annotated[
-    str, AfterValidator(lambda name: layout.version_name(*layout.split_version(name)))
+    str, AfterValidator(lambda name: object_keys.version_name(*object_keys.split_version(name)))
 ]
 _Seq = Annotated[int, Field(gt=0, lt=2**63)]
 _WriteId = Annotated[str, Field(pattern=r"^[a-z0-9-]{1,64}\z")]
@@ -224,7 +224,10 @@ def read_ref_steps(
     With `even_damaged`, a damaged ref is returned as None with its tag. The last read decides, so
     that a ref that was repaired meanwhile is used, and no move is lost.
     """
-    key, parse = layout.ref_key(dataset, layout.check_name("ref", name)), partial(parse_ref, name)
+    key, parse = (
+        object_keys.ref_key(dataset, object_keys.check_name("ref", name)),
+        partial(parse_ref, name),
+    )
     try:
         return (yield from read_checked(key, parse)) or (None, "")
     except IntegrityError:
@@ -283,7 +286,7 @@ def move_ref_steps(
         if may_move is not None and not (yield from may_move(current)):
             return None
         moved = next_ref(name, target.version, target.manifest_id, write_id, current, note)
-        key, body = layout.ref_key(dataset, name), moved.to_bytes()
+        key, body = object_keys.ref_key(dataset, name), moved.to_bytes()
         try:
             if tag:
                 yield Call(ObjectStore.put_if_match, key, body, tag)
@@ -326,7 +329,7 @@ def set_ref_steps(
     Collection first takes the slot of an unreferenced version and then reads the refs. We first
     move the ref and then read the slot. So at least one of the two notices the other.
     """
-    layout.split_version(version)
+    object_keys.split_version(version)
     target = yield from committed_steps(dataset, version, manifest_id)
     ref = yield from move_ref_steps(
         target, name, once=False, note=note, expected=expected, force=force
@@ -435,12 +438,14 @@ def rollback_ref(
 def scan_refs(store: ObjectStore, dataset: str) -> tuple[list[Ref], list[IntegrityError]]:
     """Return all readable refs of a dataset, sorted by name, and the errors of the others."""
     refs, damaged = [], []
-    for info in run(store, ask(ObjectStore.list, f"{layout.check_name('dataset', dataset)}/refs/")):
+    for info in run(
+        store, ask(ObjectStore.list, f"{object_keys.check_name('dataset', dataset)}/refs/")
+    ):
         name = info.key.rpartition("/")[2].removesuffix(".json")
         if (
-            not layout.is_name(name)
-            or layout.is_version(name)
-            or info.key != layout.ref_key(dataset, name)
+            not object_keys.is_name(name)
+            or object_keys.is_version(name)
+            or info.key != object_keys.ref_key(dataset, name)
         ):
             continue  # not a valid ref name, so nobody can open it
         try:

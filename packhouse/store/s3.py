@@ -20,7 +20,7 @@ from typing import Any
 from typing_extensions import override
 
 from packhouse.errors import ConfigError, StoreError, TransientError
-from packhouse.store.objects import (
+from packhouse.store.object_store import (
     MAX_GET_BYTES,
     Blob,
     FileBody,

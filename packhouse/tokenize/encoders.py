@@ -1,12 +1,12 @@
 """Convert texts to ids and back with HF `tokenizers`, the reference, or with a faster equivalent.
 
 An encoder takes whole texts, recognises added tokens in them and adds no other tokens. HF encodes
-2 to 3 MB/s per core; `packhouse.tokenize.gate` decides when another encoder is used.
+2 to 3 MB/s per core; `packhouse.tokenize.encoder_choice` decides when another encoder is used.
 
-A snapshot is read once (`packhouse.tokenize.loading`) and is then independent of transformers.
-Merges are most of its JSON and are not needed for tables, so they are cut off before parsing (Qwen:
-4.6 MB, 0.06 s instead of 0.14). Tables are kept per process and take about 10 bytes per token plus
-its text.
+A snapshot is read once (`packhouse.tokenize.tokenizer_loading`) and is then independent of
+transformers. Merges are most of its JSON and are not needed for tables, so they are cut off before
+parsing (Qwen: 4.6 MB, 0.06 s instead of 0.14). Tables are kept per process and take about 10 bytes
+per token plus its text.
 """
 
 import re
@@ -25,9 +25,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from packhouse.errors import TokenizerError
-from packhouse.recipe.settings import PipelineChoice
-from packhouse.records.lists import list_offsets, string_bytes
-from packhouse.system.arrays import Bools, Bytes, Int32s, Int64s
+from packhouse.recipe.sections import PipelineChoice
+from packhouse.records.arrays import Bools, Bytes, Int32s, Int64s, list_offsets, string_bytes
 from packhouse.system.progress import advance
 from packhouse.system.terminal import check_interrupted
 from packhouse.system.worker import limited, return_freed_memory

@@ -3,7 +3,7 @@
 Each id has known bytes. They are joined and compared with the text, all rows at once. If they are
 equal, the round trip is *proven*, and widths add up to exact offsets (5.4 M tokens in 0.1 s;
 offsets of HF encodings take 15 s). If they differ (a normaliser changes the text, WordPiece, lossy
-Unigram), only HF knows the offsets; see `packhouse.tokenize.tokenizing`.
+Unigram), only HF knows the offsets; see `packhouse.tokenize.text_to_tokens`.
 
 A token is trained if and only if it *begins* inside a trained span: the model predicts a token from
 the text before it, so a token that begins in the prompt belongs to the prompt. This takes two
@@ -15,8 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from packhouse.records.lists import list_items, string_bytes
-from packhouse.system.arrays import Bools, Bytes, Int32s, Int64s
+from packhouse.records.arrays import Bools, Bytes, Int32s, Int64s, list_items, string_bytes
 from packhouse.tokenize.encoders import Pipeline
 
 _SPACE = ord(" ")

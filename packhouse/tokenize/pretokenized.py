@@ -10,15 +10,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packhouse.records.lists import (
+from packhouse.records.arrays import (
+    Int32s,
+    Int64s,
     list_array,
     ranges_array,
     string_bytes,
     weights_column,
 )
-from packhouse.records.messages import ASSISTANT, FlatMessages
-from packhouse.records.tables import FORMATTED, QUARANTINED, TOKENIZED, refused_rows
-from packhouse.system.arrays import Int32s, Int64s
+from packhouse.records.message_rules import ASSISTANT, FlatMessages
+from packhouse.records.table_schemas import FORMATTED, QUARANTINED, TOKENIZED, refused_rows
 from packhouse.tokenize.encoders import TokenizerSnapshot, decode_lists, read_pipeline
 
 GIVEN_VERSION = 1
@@ -30,11 +31,11 @@ class GivenTokens:
     """The records of a shard whose ids are given."""
 
     conversations: pa.Table
-    """Schema `tables.VALIDATED`: as text, one message for each run of tokens with the same loss."""
+    """Schema `table_schemas.VALIDATED`: one message for each run of tokens with the same loss."""
     tokenized: pa.Table
-    """Schema `tables.TOKENIZED`: the same records with their ids."""
+    """Schema `table_schemas.TOKENIZED`: the same records with their ids."""
     quarantined: pa.Table
-    """Schema `tables.QUARANTINED` without raw bytes: the refused records."""
+    """Schema `table_schemas.QUARANTINED` without raw bytes: the refused records."""
 
 
 def read_given(validated: pa.Table, snapshot: TokenizerSnapshot) -> GivenTokens:
@@ -44,7 +45,7 @@ def read_given(validated: pa.Table, snapshot: TokenizerSnapshot) -> GivenTokens:
     if they have pad tokens at either end that no mask marks.
 
     Args:
-        validated: schema `tables.VALIDATED`, from rows of format `tokenized`.
+        validated: schema `table_schemas.VALIDATED`, from rows of format `tokenized`.
         snapshot: the tokenizer of the ids.
     """
     flat = FlatMessages.of(validated["messages"])
@@ -91,7 +92,7 @@ def text_of_given(conversations: pa.Table) -> pa.Table:
         conversations: from `read_given`.
 
     Returns:
-        Schema `tables.FORMATTED`. Which text in trained runs a template wrote is unknown.
+        Schema `table_schemas.FORMATTED`. Which text in trained runs a template wrote is unknown.
     """
     flat = FlatMessages.of(conversations["messages"])
     contents = flat["content"]

@@ -6,8 +6,8 @@ import pyarrow as pa
 import pytest
 
 from packhouse.recipe import FormatConfig, TokenizeConfig
-from packhouse.records.identity import conversation_ids
-from packhouse.records.tables import CONVERSATION, VALIDATED
+from packhouse.records.record_ids import conversation_ids
+from packhouse.records.table_schemas import CONVERSATION, VALIDATED
 from packhouse.render import make_renderer
 from packhouse.tokenize import load_snapshot, tokenize_table
 from tests.chain.conftest import Project

@@ -11,14 +11,14 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packhouse.auditing.gate import check_audit
-from packhouse.auditing.shard import audit_packs, audit_records
-from packhouse.auditing.tokens import NUM_WORST
+from packhouse.auditing.audit_limits import check_audit
+from packhouse.auditing.shard_audit import audit_packs, audit_records
+from packhouse.auditing.token_checks import NUM_WORST
 from packhouse.cli import cli
 from packhouse.errors import AuditError, EmptyDatasetError, QuarantineLimitError
 from packhouse.recipe import AuditConfig, PublishConfig
 from packhouse.records.ledger import LedgerLine, check_quarantine
-from packhouse.records.tables import LINEAGE, PACKED
+from packhouse.records.table_schemas import LINEAGE, PACKED
 from packhouse.store import Drift, open_version
 from packhouse.store.manifest import read_audit
 from tests.audit.conftest import SUMS, Sums

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packhouse.auditing import shard as shard_module
-from packhouse.auditing.shard import audit_shard
-from packhouse.auditing.tokens import Side
+from packhouse.auditing import shard_audit as shard_module
+from packhouse.auditing.shard_audit import audit_shard
+from packhouse.auditing.token_checks import Side
 from packhouse.recipe import FormatConfig
 from packhouse.tokenize import load_snapshot
 from tests.audit.conftest import CHATS, DEMO, Tables, turns

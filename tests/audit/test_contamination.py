@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packhouse.addons.ask.query import read
+from packhouse.addons.ask.duckdb_queries import read
 from packhouse.addons.contamination import (
     combine_contamination,
     match_benchmarks,

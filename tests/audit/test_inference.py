@@ -6,14 +6,14 @@ import pyarrow as pa
 import pytest
 from transformers import AutoTokenizer
 
-from packhouse.auditing import inference
-from packhouse.auditing.gate import check_audit
-from packhouse.auditing.inference import audit_inference, combine_inference, inference_line
+from packhouse.auditing import inference_prompts
+from packhouse.auditing.audit_limits import check_audit
+from packhouse.auditing.inference_prompts import audit_inference, combine_inference, inference_line
 from packhouse.auditing.plain_template import PlainTemplate, open_template
-from packhouse.auditing.tokens import Side
+from packhouse.auditing.token_checks import Side
 from packhouse.errors import AuditError
 from packhouse.recipe import AuditConfig, FormatConfig, Recipe, TokenizeConfig
-from packhouse.records.tables import FORMATTED
+from packhouse.records.table_schemas import FORMATTED
 from packhouse.store.manifest import read_audit
 from packhouse.tokenize import load_snapshot, tokenize_table
 from tests.audit.conftest import Sums, Tables, turns, validated_table
@@ -301,18 +301,20 @@ def many(number, snapshot):
 
 
 def test_of_many_records_a_sample_of_every_shape_is_checked(snapshot, monkeypatch):
-    monkeypatch.setattr(inference, "MAX_RECORDS", 100)
-    monkeypatch.setattr(inference, "NUM_SAMPLED", 30)
-    monkeypatch.setattr(inference, "NUM_OF_SHAPE", 99)
+    monkeypatch.setattr(inference_prompts, "MAX_RECORDS", 100)
+    monkeypatch.setattr(inference_prompts, "NUM_SAMPLED", 30)
+    monkeypatch.setattr(inference_prompts, "NUM_OF_SHAPE", 99)
     tables = many(101, snapshot)
     found = audited(tables, "joined")
     assert found["counts"]["records"] == 101
     assert found["counts"]["records_checked"] == 30
     assert numbers(found) == (31, 31, 31)  # all three shapes; one of them has two answers
     assert "; 30 of 101 records checked" in checked(found)
-    monkeypatch.setattr(inference, "NUM_OF_SHAPE", 5)  # the other two shapes have one record each
+    monkeypatch.setattr(
+        inference_prompts, "NUM_OF_SHAPE", 5
+    )  # the other two shapes have one record each
     assert audited(tables, "joined")["counts"]["records_checked"] == 7
-    monkeypatch.setattr(inference, "MAX_RECORDS", 101)
+    monkeypatch.setattr(inference_prompts, "MAX_RECORDS", 101)
     assert numbers(audited(tables, "joined")) == (102, 102, 102)
 
 

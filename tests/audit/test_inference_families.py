@@ -8,14 +8,14 @@ import pytest
 
 pytest.importorskip("trl", reason="TRL is not installed")
 
-from packhouse.addons.audit_any import turns as audit_turns
+from packhouse.addons.audit_any import template_turns as audit_turns
 from packhouse.addons.audit_any.token_audit import audit_token_rows, batches_of
-from packhouse.auditing.inference import audit_inference
+from packhouse.auditing.inference_prompts import audit_inference
 from packhouse.auditing.plain_template import PlainTemplate
-from packhouse.auditing.tokens import Side
+from packhouse.auditing.token_checks import Side
 from packhouse.errors import TemplateError
 from packhouse.recipe import FormatConfig, TokenizeConfig
-from packhouse.render.sandbox import pinned_date
+from packhouse.render.jinja_sandbox import pinned_date
 from packhouse.tokenize import tokenize_table
 from packhouse.tokenize.encoders import read_pipeline
 from tests.templates.families import (

@@ -10,7 +10,7 @@ import pytest
 
 import packhouse
 from packhouse.addons.report.command import diff_report
-from packhouse.store.read import open_address
+from packhouse.store.version_reader import open_address
 from tests.browser.conftest import Page
 from tests.prepared import TOKENIZER, prepare_in
 from tests.report.hostile import TEXTS, write_rows

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from packhouse.run.cache_room import list_steps
+from packhouse.run.cache_eviction import list_steps
 from tests.chain.conftest import Project
 
 

@@ -12,20 +12,20 @@ from click.testing import CliRunner
 
 from packhouse.cli import cli
 from packhouse.errors import AuditError
-from packhouse.run.cache import StepStore
-from packhouse.run.cache_room import (
+from packhouse.run.cache_eviction import (
     UNFINISHED_DAYS,
     held_keys,
     list_steps,
     pin_steps,
     remove_steps,
 )
+from packhouse.run.step_cache import StepStore
 from tests.cache.conftest import steps_in
 
 GC_LOOP = """
 import sys
 from pathlib import Path
-from packhouse.run.cache_room import list_steps, remove_steps
+from packhouse.run.cache_eviction import list_steps, remove_steps
 while not Path(sys.argv[1], "stop").exists():
     cache = Path(sys.argv[1], "cache")
     freed = remove_steps(cache, [each for each in list_steps(cache) if not each.is_held])

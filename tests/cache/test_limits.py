@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from packhouse.cli import cli
 from packhouse.errors import ConfigError
-from packhouse.run.cache_room import list_steps, pin_steps
+from packhouse.run.cache_eviction import list_steps, pin_steps
 from tests.cache.conftest import steps_in
 
 
@@ -109,7 +109,7 @@ def test_a_plan_and_the_doctor_show_needed_and_free_space(project, caplog):
     assert planned["needed_bytes"] > project.rows.stat().st_size
     assert planned["num_bytes"] == 0
     assert planned["free_bytes"] > 0
-    with caplog.at_level("INFO", "packhouse.run.cache"):
+    with caplog.at_level("INFO", "packhouse.run.step_cache"):
         project.prepare()
     assert "this run adds about" in caplog.text  # Prefect's log of a deployment's run has it too
     planned = json.loads(call("plan", recipe, "--json"))["cache"]

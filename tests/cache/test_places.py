@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 from packhouse.cli import cli
 from packhouse.errors import ConfigError
-from packhouse.run.cache import Workspace
+from packhouse.run.step_cache import Workspace
 from packhouse.system.disks import CachePlace, check_cache, default_cache, find_cache
 
 DEMO = Path(__file__).resolve().parents[2] / "deployments" / "demo" / "recipe.yaml"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from packhouse.run.cache import StepStore
+from packhouse.run.step_cache import StepStore
 
 
 def write_hello(folder: Path) -> dict[str, int]:

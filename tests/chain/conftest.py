@@ -11,9 +11,9 @@ import yaml
 
 import schemas
 from packhouse.recipe import Recipe, load_recipe
-from packhouse.run.cache import Workspace
 from packhouse.run.chain import Prepared, prepare
 from packhouse.run.step import LocalRunner
+from packhouse.run.step_cache import Workspace
 from tests.prepared import DEMO
 
 

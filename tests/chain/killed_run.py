@@ -11,9 +11,9 @@ from pathlib import Path
 
 import schemas
 from packhouse.recipe import load_recipe
-from packhouse.run.cache import Workspace
 from packhouse.run.chain import prepare
 from packhouse.run.step import LocalRunner
+from packhouse.run.step_cache import Workspace
 from packhouse.run.steps import STEPS, files, validate
 
 SMALL = {

@@ -12,7 +12,7 @@ from packhouse.errors import (
     QuarantineLimitError,
     SequenceTooLongError,
 )
-from packhouse.records.tables import PACKED
+from packhouse.records.table_schemas import PACKED
 from packhouse.store import open_version
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -309,10 +309,10 @@ def _with_bad_id(batch):
 )
 def test_packs_are_checked_before_they_are_written(project, monkeypatch, spoil, said):
     from packhouse.errors import ContractError
-    from packhouse.pack.gather import gather
+    from packhouse.pack.gather_tokens import gather
 
     monkeypatch.setattr(
-        "packhouse.run.packed.gather",
+        "packhouse.run.pack_results.gather",
         lambda *given, **options: map(spoil, gather(*given, **options)),
     )
     # The report would find a bad value, too, when it reads the files.

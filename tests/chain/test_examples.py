@@ -96,7 +96,7 @@ def test_rows_that_differ_in_their_thinking_alone_are_on_one_side(project, share
 
 
 def test_an_eval_that_shrinks_by_equal_windows_is_reported(project, capsys):
-    from packhouse.cli.summary import print_report
+    from packhouse.cli.result_summary import print_report
 
     turns = [{"role": "user", "content": MORE}, {"role": "assistant", "content": SAID}]
     rows = [{"messages": [*chats(n)[0]["messages"], *turns]} for n in range(60)]  # same end

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from packhouse.errors import ContractError, EmptyDatasetError, QuarantineLimitError
 from packhouse.records.ledger import LedgerLine, RowCounts, check_quarantine, ledger_of
-from packhouse.run.cache import Receipt
+from packhouse.run.step_cache import Receipt
 
 
 def receipt(step: str, rows_in: int, rows_out: int, **facts) -> Receipt:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from packhouse import load_packed
 from packhouse.pack.overlength import Admitted, join_admitted
 from packhouse.recipe import Recipe, SourceConfig
-from packhouse.records.tables import TOKENIZED
+from packhouse.records.table_schemas import TOKENIZED
 from packhouse.run.steps.pack import mix, row_keys, times_of
 from tests.audit.conftest import Sums
 

@@ -15,8 +15,8 @@ from click.testing import CliRunner
 import packhouse
 from packhouse.cli import cli
 from packhouse.errors import ConfigError, SourceError, TokenizerError
-from packhouse.recipe.settings import FormatConfig
-from packhouse.run.inputs import recipe_for
+from packhouse.recipe.sections import FormatConfig
+from packhouse.run.prepare_arguments import recipe_for
 
 TOKENIZER = str(Path(__file__).parents[2] / "deployments" / "demo" / "tokenizer")
 ROWS = [{"instruction": f"Say {n}.", "output": f"{n}!"} for n in range(60)]

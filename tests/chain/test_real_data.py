@@ -10,9 +10,9 @@ import pytest
 
 import schemas
 from packhouse.recipe import load_recipe
-from packhouse.run.cache import Workspace
 from packhouse.run.chain import Prepared, prepare
 from packhouse.run.step import LocalRunner
+from packhouse.run.step_cache import Workspace
 from packhouse.store import open_version, verify_version
 
 pytestmark = pytest.mark.slow

@@ -9,7 +9,7 @@ import yaml
 from click.testing import CliRunner
 
 from packhouse.cli import cli
-from packhouse.records.render_counts import RenderCounts
+from packhouse.records.ledger import RenderCounts
 from tests.prepared import TOKENIZER
 
 # Like Qwen3's: earlier reasoning is dropped from history, and a prompt without it opens no block.

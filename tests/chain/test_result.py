@@ -2,7 +2,7 @@
 
 import json
 
-from packhouse.cli.summary import print_report, report_json
+from packhouse.cli.result_summary import print_report, report_json
 
 FLAGGED = {"role": "assistant", "content": "Paris.", "loss_mask": False, "mood": "glad"}
 

@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from packhouse.addons.plan.estimate import estimate
-from packhouse.cli.summary import print_report
+from packhouse.addons.plan import estimate
+from packhouse.cli.result_summary import print_report
 from packhouse.errors import EmptyDatasetError, QuarantineLimitError
-from packhouse.run.cache import Workspace
 from packhouse.run.chain import plan_jobs
+from packhouse.run.step_cache import Workspace
 
 TREES = ("sources.0.format=oasst", "sources.0.oasst_paths=all", "format.template=chat")
 REFUSE = "tokenize.control_text=quarantine"

@@ -12,10 +12,10 @@ import pytest
 
 from packhouse.errors import ContractError
 from packhouse.recipe import Recipe
-from packhouse.records.tables import write_table
-from packhouse.run.cache import Workspace
+from packhouse.records.table_schemas import write_table
 from packhouse.run.chain import plan_jobs
 from packhouse.run.step import JobContext, Step, execute
+from packhouse.run.step_cache import Workspace
 from packhouse.system.fingerprint import canonical_json, digest
 
 

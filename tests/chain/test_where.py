@@ -6,13 +6,13 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from packhouse.addons.plan.estimate import estimate
+from packhouse.addons.plan import estimate
 from packhouse.cli import cli
 from packhouse.errors import ConfigError, EmptyDatasetError, QuarantineLimitError
 from packhouse.recipe import Recipe
 from packhouse.records.ledger import Filter, filters_of
-from packhouse.run.cache import Workspace
 from packhouse.run.chain import plan_jobs
+from packhouse.run.step_cache import Workspace
 
 WHERE = "length(output) > 16"
 

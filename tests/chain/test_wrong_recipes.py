@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import packhouse
-from packhouse.recipe.settings import TEMPLATES
+from packhouse.recipe.sections import TEMPLATES
 
 HEAD = "dataset: demo\ntokenizer: ./tokenizer\n"
 ROWS = "sources:\n  - path: talks.jsonl\n"

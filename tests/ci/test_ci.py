@@ -17,10 +17,10 @@ from packhouse.addons.ci.command import GATES
 from packhouse.addons.mirrors import StepMirror
 from packhouse.cli import cli
 from packhouse.errors import ConfigError, StoreError, TransientError
-from packhouse.records import tables
-from packhouse.run.cache import StepStore
+from packhouse.records import table_schemas
+from packhouse.run.step_cache import StepStore
 from packhouse.store import load_ref, open_store
-from packhouse.store.protocol import RetryPolicy
+from packhouse.store.store_requests import RetryPolicy
 from tests.moto_s3 import s3_client
 from tests.prepared import DEMO
 from tests.store.ceph import free_port
@@ -319,7 +319,9 @@ def test_who_waits_for_a_store_is_told_of_each_try(place, monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")  # nothing listens there
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-    monkeypatch.setattr("packhouse.store.protocol.RetryPolicy", partial(RetryPolicy, deadline_s=1))
+    monkeypatch.setattr(
+        "packhouse.store.store_requests.RetryPolicy", partial(RetryPolicy, deadline_s=1)
+    )
     done = run(place, place / "cache", "--set", "publish.store=s3://nowhere/x")
     assert done.exit_code == 6
     told = re.findall(
@@ -335,7 +337,7 @@ def test_a_table_that_breaks_its_contract_is_refused_by_that_gate(place, monkeyp
     def wrong(table):
         yield "this is wrong", np.ones(table.num_rows, np.bool_)
 
-    monkeypatch.setattr(tables, "broken_rules", wrong)
+    monkeypatch.setattr(table_schemas, "broken_rules", wrong)
     done = run(place, place / "none")
     assert done.exit_code == 4
     assert cases(place)["schema"] == "failure"

@@ -16,8 +16,8 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from packhouse.addons.init import survey as init_survey
-from packhouse.addons.init.survey import guess_encoding
+from packhouse.addons.init import file_survey as init_survey
+from packhouse.addons.init.file_survey import guess_encoding
 from packhouse.api import open_version
 from packhouse.cli import cli
 from packhouse.tokenize import load_snapshot
@@ -1029,7 +1029,7 @@ def test_labels_for_a_tokenizer_without_eos_train_a_head_for_classes(project, sh
 
 def test_init_shows_the_cost_of_split_rows(tmp_path, monkeypatch):
     from packhouse.addons.init import command
-    from packhouse.records.render_counts import RenderCounts
+    from packhouse.records.ledger import RenderCounts
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "talks.jsonl").write_bytes(lines([{"messages": chats_of(t)} for t in TALKS]))

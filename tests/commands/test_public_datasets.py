@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from packhouse.addons.init.proposals import Proposal, propose
-from packhouse.addons.init.survey import survey
+from packhouse.addons.init.choose_format import Proposal, propose
+from packhouse.addons.init.file_survey import survey
 from packhouse.api import open_version, prepare
 from packhouse.errors import SourceError
-from packhouse.read.files import find_files
+from packhouse.read.source_files import find_files
 from packhouse.recipe import SourceConfig, ValidateConfig
 from tests.commands.public_datasets import ROWS, SYSTEM, THOUGHT, TOOL, chat
 from tests.commands.test_init import PUBLIC, TALKS

@@ -9,9 +9,9 @@ from click.testing import CliRunner
 from packhouse.cli import cli
 from packhouse.errors import QuarantineLimitError
 from packhouse.recipe import load_recipe
-from packhouse.run.cache import Workspace
 from packhouse.run.chain import prepare
 from packhouse.run.step import LocalRunner
+from packhouse.run.step_cache import Workspace
 from tests.prepared import DEMO
 
 GOOD = [{"instruction": f"Add {n} and 1.", "input": "", "output": str(n + 1)} for n in range(40)]

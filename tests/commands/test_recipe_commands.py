@@ -8,9 +8,9 @@ from click.testing import CliRunner
 
 from packhouse.cli import cli
 from packhouse.recipe import load_recipe
-from packhouse.run.cache import Workspace
 from packhouse.run.chain import prepare
 from packhouse.run.step import LocalRunner
+from packhouse.run.step_cache import Workspace
 from packhouse.run.steps import STEPS
 
 DEMO = Path(__file__).resolve().parents[2] / "deployments" / "demo" / "recipe.yaml"
@@ -201,7 +201,7 @@ def test_a_recipe_that_is_a_folder_is_refused(tmp_path):
 
 
 def test_a_report_leaves_out_the_split_that_is_empty(prepared, capsys):
-    from packhouse.cli.summary import print_report
+    from packhouse.cli.result_summary import print_report
 
     statistics = prepared.published.statistics
     assert statistics["eval"].num_packs > 0

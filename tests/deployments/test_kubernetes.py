@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from deployments.deploy import HERE, POOLS
-from packhouse.recipe.reading import expand_variables
+from packhouse.recipe.recipe_file import expand_variables
 
 K8S = HERE / "k8s"
 TEMPLATE = expand_variables(json.loads((K8S / "base-job-template.json").read_text()))

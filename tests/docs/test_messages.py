@@ -15,7 +15,7 @@ from packhouse.api import open_version
 from packhouse.read import scan_source
 from packhouse.recipe import SourceConfig
 from packhouse.records.reasons import QUARANTINE_REASONS
-from packhouse.records.tables import check
+from packhouse.records.table_schemas import check
 from tests.sources.conftest import read_source
 
 ROOT = Path(__file__).parents[2]

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from packhouse.pack import plan
-from packhouse.pack.plan import STRATEGIES
+from packhouse.pack import strategies
+from packhouse.pack.strategies import STRATEGIES
 from packhouse.read.conversation_formats import CONVERSATION_FORMATS
-from packhouse.read.text_formats import TEXT_FORMATS
+from packhouse.read.single_turn_formats import TEXT_FORMATS
 from packhouse.recipe import FormatConfig
 from packhouse.render import single_turn
 
@@ -28,7 +28,7 @@ def first_cells(text: str) -> set[str]:
     [
         (FORMATS.read_text(), {*CONVERSATION_FORMATS, *TEXT_FORMATS, "mixed"}),
         ((DOCS / "packing.md").read_text(), set(STRATEGIES)),
-        (plan.__doc__, set(STRATEGIES)),
+        (strategies.__doc__, set(STRATEGIES)),
     ],
     ids=["row formats", "strategies", "strategies in the code"],
 )

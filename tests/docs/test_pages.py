@@ -18,9 +18,9 @@ from click.testing import CliRunner
 
 from packhouse.cli import cli
 from packhouse.recipe import Recipe, load_recipe
-from packhouse.run.cache import Workspace
 from packhouse.run.chain import prepare
 from packhouse.run.step import LocalRunner
+from packhouse.run.step_cache import Workspace
 from tests.loaders.models import tiny_model
 
 ROOT = Path(__file__).parents[2]

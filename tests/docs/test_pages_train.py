@@ -10,9 +10,9 @@ import yaml
 
 from packhouse import load_packed
 from packhouse.recipe import load_recipe
-from packhouse.run.cache import Workspace
 from packhouse.run.chain import prepare
 from packhouse.run.step import LocalRunner
+from packhouse.run.step_cache import Workspace
 from tests.loaders.models import tiny_model
 
 ROOT = Path(__file__).parents[2]

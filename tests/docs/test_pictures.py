@@ -6,9 +6,9 @@ from itertools import pairwise
 from pathlib import Path
 
 from packhouse.recipe import load_recipe
-from packhouse.run.cache import Workspace
 from packhouse.run.chain import prepare
 from packhouse.run.step import LocalRunner
+from packhouse.run.step_cache import Workspace
 
 ROOT = Path(__file__).resolve().parents[2]
 PICTURES = ROOT / "docs" / "pictures"

@@ -5,12 +5,12 @@ import re
 from pathlib import Path
 
 from packhouse.pack.overlength import REASONS as OF_PACKING
-from packhouse.records.messages import REASONS as OF_MESSAGES
+from packhouse.records.message_rules import REASONS as OF_MESSAGES
 from packhouse.records.reasons import DROP_REASONS, QUARANTINE_REASONS
 
 PACKAGE = Path(__file__).parents[2] / "packhouse"
 FILES = {
-    "validate": ("read/*.py", "addons/tables.py"),
+    "validate": ("read/*.py", "addons/spreadsheets_databases.py"),
     "format": ("render/*.py",),
     "tokenize": ("tokenize/*.py",),
 }
@@ -60,7 +60,7 @@ def test_every_code_of_quarantined_rows_is_explained():
         for path in paths - {of_ids}:
             given |= codes(path) if path.name not in NO_REASONS else set()
         if step == "tokenize":
-            given |= codes(PACKAGE / "records" / "pairs.py")
+            given |= codes(PACKAGE / "records" / "preference_pairs.py")
         assert given - OF_DROPPED_ROWS == set(QUARANTINE_REASONS[step])
 
 

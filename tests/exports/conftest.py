@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from packhouse.recipe import PublishConfig
-from packhouse.records.tables import PACKED
+from packhouse.records.table_schemas import PACKED
 from packhouse.store import OpenVersion, open_store, open_version, publish_version
 from tests.data_files import write_data_files
 

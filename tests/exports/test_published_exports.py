@@ -9,9 +9,9 @@ import pytest
 from packhouse.addons.exports import FORMATS, MARKER, export_version
 from packhouse.errors import ConfigError, IntegrityError
 from packhouse.recipe import load_recipe, parse_recipe
-from packhouse.run.cache import Workspace
 from packhouse.run.chain import plan_jobs, prepare
 from packhouse.run.step import LocalRunner
+from packhouse.run.step_cache import Workspace
 from packhouse.store import open_version, pull_version, verify_version
 from tests.prepared import DEMO
 

@@ -75,7 +75,11 @@ def _memory_folder() -> str | None:
 def fuzz(inputs: int, seed: int, corpus: Path) -> None:
     """Run one round in this process, which libFuzzer ends."""
     with atheris.instrument_imports(
-        include=["packhouse.read", "packhouse.records.messages", "packhouse.records.identity"]
+        include=[
+            "packhouse.read",
+            "packhouse.records.message_rules",
+            "packhouse.records.record_ids",
+        ]
     ):
         pass
     os.chdir(tempfile.mkdtemp(dir=corpus.parent))  # where it saves the input that broke the rule

@@ -7,10 +7,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from packhouse.pack.gather import gather
-from packhouse.pack.plan import plan_packs
+from packhouse.pack.gather_tokens import gather
+from packhouse.pack.strategies import plan_packs
 from packhouse.recipe import PublishConfig
-from packhouse.records.tables import PACKED, TOKENIZED
+from packhouse.records.table_schemas import PACKED, TOKENIZED
 from packhouse.store import open_store, publish_version
 from tests.data_files import write_data_files
 

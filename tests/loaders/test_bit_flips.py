@@ -110,9 +110,9 @@ def test_a_flip_in_a_downloaded_copy_is_fetched_again(make_version, tmp_path, fr
 
 def stream_remote(uri, cache):
     """Stream as from s3://, where files are downloaded; here a folder plays the store."""
-    from packhouse.load import versions
+    from packhouse.load import mapped_rows
 
-    versions.LocalStore = type("NoFolder", (), {})  # in this process only
+    mapped_rows.LocalStore = type("NoFolder", (), {})  # in this process only
     return stream(uri, cache)
 
 

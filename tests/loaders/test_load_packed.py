@@ -12,7 +12,7 @@ import pytest
 from packhouse import load_packed
 from packhouse.errors import ConfigError, DiskError, IntegrityError, VersionNotFoundError
 from packhouse.store import pull_version
-from packhouse.store.read import open_address
+from packhouse.store.version_reader import open_address
 from packhouse.system import worker
 from packhouse.system.plugins import pip_install
 
@@ -160,13 +160,13 @@ def test_packs_are_warned_of_until_a_model_is_guarded(make_version, tmp_path, mo
     """The warning does not depend on imports or their order."""
     pytest.importorskip("torch")
     from packhouse import PackedDataset, StreamingPackedDataset, enable_packing
-    from packhouse.addons.torch import enabling
-    from packhouse.load import boundaries
+    from packhouse.addons.torch import enable_packing as guard
+    from packhouse.load import mapped_rows as loaded
 
     guards = set()  # none from other tests
-    for module in (boundaries, enabling):
+    for module in (loaded, guard):
         monkeypatch.setattr(module, "GUARDS", guards)
-    monkeypatch.setattr(boundaries, "_WARNED", set())
+    monkeypatch.setattr(loaded, "_WARNED", set())
     packs, records = make_version(), make_version(num_records=20, strategy="none")
     said = r"several records, .*Call enable_packing\(model\) before training.*padding_free=True"
     with warnings.catch_warnings():

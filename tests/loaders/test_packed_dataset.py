@@ -12,7 +12,7 @@ from packhouse import (
     load_packed,
 )
 from packhouse.errors import ConfigError, ContractError, SequenceTooLongError
-from packhouse.pack.plan import plan_packs
+from packhouse.pack.strategies import plan_packs
 
 
 def test_rows_of_a_version_are_tensors_with_boundaries(make_version, tmp_path):

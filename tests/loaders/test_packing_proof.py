@@ -13,7 +13,7 @@ from packhouse import (
     enable_packing,
     token_loss,
 )
-from packhouse.addons.torch.enabling import FAMILIES
+from packhouse.addons.torch.enable_packing import FAMILIES
 from packhouse.errors import ConfigError, ContractError
 from tests.loaders.models import tiny_model
 

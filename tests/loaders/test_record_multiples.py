@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from packhouse import PackedCollator, PackedDataset, check_packing, enable_packing
 from packhouse.addons.exports import to_megatron
 from packhouse.errors import ConfigError
-from packhouse.pack.plan import plan_packs, round_up
+from packhouse.pack.strategies import plan_packs, round_up
 from tests.exports import readers
 from tests.loaders.models import tiny_model
 

@@ -6,7 +6,7 @@ import pytest
 
 from packhouse import PackedDataset, load_packed
 from packhouse.errors import ConfigError
-from packhouse.pack.plan import round_up
+from packhouse.pack.strategies import round_up
 
 
 def records(packs: PackedDataset) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:

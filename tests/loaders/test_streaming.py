@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from packhouse import PackedCollator, StreamingPackedDataset, load_packed, training_receipt
 from packhouse.errors import ConfigError, IntegrityError
 from packhouse.load.streaming import read_ahead
-from packhouse.pack.layout import published_schema
+from packhouse.pack.pack_columns import published_schema
 from packhouse.store import LocalFile, open_store, publish_version
 
 

@@ -19,9 +19,9 @@ from packhouse.errors import (
     SourceError,
 )
 from packhouse.recipe import FormatConfig, parse_recipe
-from packhouse.run.cache import Workspace
 from packhouse.run.chain import prepare
 from packhouse.run.step import LocalRunner
+from packhouse.run.step_cache import Workspace
 from tests.loaders.models import tiny_model
 from tests.prepared import DEMO
 

@@ -282,15 +282,15 @@ def test_weights_are_never_lost_without_a_word(uri, tmp_path):
 def test_load_packed_warns_of_weights_where_a_trainer_is_at_hand(uri, tmp_path, monkeypatch):
     importlib.import_module("transformers.trainer")  # what the warning looks for
 
-    from packhouse.load import versions
+    from packhouse.load import mapped_rows
 
-    plain = versions.map_rows
+    plain = mapped_rows.map_rows
 
     def with_weights(*given: Any) -> Any:
         rows = plain(*given)
         return rows.add_column("loss_weights", [[0.5] * len(ids) for ids in rows["input_ids"]])
 
-    monkeypatch.setattr(versions, "map_rows", with_weights)
+    monkeypatch.setattr(mapped_rows, "map_rows", with_weights)
 
     with pytest.warns(UserWarning, match="loss_weights, but transformers.Trainer drops"):
         load_packed(uri, cache=tmp_path)

@@ -3,7 +3,7 @@
 import pyarrow as pa
 import pytest
 
-from packhouse.records.tables import TOKENIZED
+from packhouse.records.table_schemas import TOKENIZED
 
 Record = tuple[list[int], list[tuple[int, int]]]
 """Ids and trained ranges."""

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packhouse import StreamingPackedDataset, load_packed
-from packhouse.addons.plan.estimate import estimate
+from packhouse.addons.plan import estimate
 from packhouse.errors import ConfigError
-from packhouse.pack.plan import STRATEGIES, PackPlan, pack_costs, plan_packs, step_imbalance
-from packhouse.run.cache import Workspace
+from packhouse.pack.strategies import STRATEGIES, PackPlan, pack_costs, plan_packs, step_imbalance
 from packhouse.run.chain import plan_jobs
+from packhouse.run.step_cache import Workspace
 from tests.chain.conftest import Project, question
 
 LENGTHS = st.lists(st.integers(1, 64), max_size=200)

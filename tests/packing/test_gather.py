@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packhouse.pack.gather import GatherTally, PackStatistics, gather, length_histogram
-from packhouse.pack.plan import STRATEGIES, PackPlan, plan_packs
-from packhouse.records.tables import PACKED
+from packhouse.pack.gather_tokens import GatherTally, PackStatistics, gather, length_histogram
+from packhouse.pack.strategies import STRATEGIES, PackPlan, plan_packs
+from packhouse.records.table_schemas import PACKED
 
 
 @st.composite

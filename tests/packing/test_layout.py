@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packhouse.pack.layout import (
+from packhouse.pack.pack_columns import (
     IGNORE_INDEX,
     expand_labels,
     position_ids,
@@ -14,7 +14,7 @@ from packhouse.pack.layout import (
     to_layout,
     trained_mask,
 )
-from packhouse.records.tables import PACKED
+from packhouse.records.table_schemas import PACKED
 
 
 def packed_rows() -> pa.RecordBatch:

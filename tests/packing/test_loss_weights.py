@@ -7,17 +7,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packhouse.errors import ContractError
-from packhouse.pack.gather import gather
-from packhouse.pack.layout import (
+from packhouse.pack.gather_tokens import gather
+from packhouse.pack.pack_columns import (
     check_packed,
     expand_labels,
     expand_weights,
     published_schema,
     to_layout,
 )
-from packhouse.pack.plan import STRATEGIES, plan_packs
-from packhouse.records.lists import WEIGHTS
-from packhouse.records.tables import PACKED, TOKENIZED
+from packhouse.pack.strategies import STRATEGIES, plan_packs
+from packhouse.records.arrays import WEIGHTS
+from packhouse.records.table_schemas import PACKED, TOKENIZED
 
 WEIGHT = st.sampled_from([1.0, 0.5, 0.25, 2.0])
 

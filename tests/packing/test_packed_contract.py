@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 from packhouse.errors import ContractError
-from packhouse.pack.layout import check_packed, published_schema, to_layout
-from packhouse.records.tables import PACKED
+from packhouse.pack.pack_columns import check_packed, published_schema, to_layout
+from packhouse.records.table_schemas import PACKED
 
 GOOD = [
     {

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packhouse.errors import ConfigError, ContractError, SequenceTooLongError
-from packhouse.pack.histogram import (
+from packhouse.pack.fit_decreasing import (
     exact_completion,
 )
-from packhouse.pack.plan import STRATEGIES, PackPlan, lower_bound, plan_packs
-from packhouse.recipe.settings import Strategy
+from packhouse.pack.strategies import STRATEGIES, PackPlan, lower_bound, plan_packs
+from packhouse.recipe.sections import Strategy
 
 WHOLE = tuple(name for name in STRATEGIES if name != "concat")
 LENGTHS = st.lists(st.integers(1, 64), max_size=200)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from packhouse.errors import ConfigError, SourceError
-from packhouse.read.files import find_files
+from packhouse.read.source_files import find_files
 from packhouse.recipe import Recipe, SourceConfig, parse_recipe
 from schemas.places import AllowedPaths, load_places, refuse_credentials
 

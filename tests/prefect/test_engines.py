@@ -15,9 +15,9 @@ import pytest
 import schemas
 from packhouse.errors import ConfigError, TransientError
 from packhouse.recipe import load_recipe
-from packhouse.run.cache import Workspace
 from packhouse.run.chain import prepare as prepare_chain
 from packhouse.run.step import LocalRunner
+from packhouse.run.step_cache import Workspace
 from tests.prepared import TOKENIZER
 
 pytestmark = [

@@ -20,7 +20,7 @@ from flows.rollback import rollback
 from flows.verify import verify
 from packhouse.errors import ConfigError
 from packhouse.recipe import Recipe
-from packhouse.recipe.settings import Section
+from packhouse.recipe.sections import Section
 from packhouse.system import progress
 from tasks import guard
 from tasks.guard import allowed_recipe, worker_cache

@@ -8,9 +8,9 @@ import pytest
 import schemas
 from packhouse.errors import QuarantineLimitError
 from packhouse.recipe import load_recipe
-from packhouse.run.cache import Workspace
 from packhouse.run.chain import prepare as prepare_chain
 from packhouse.run.step import LocalRunner
+from packhouse.run.step_cache import Workspace
 from packhouse.run.steps import STEPS
 
 DEMO = Path(__file__).resolve().parents[2] / "deployments" / "demo" / "recipe.yaml"

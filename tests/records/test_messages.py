@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packhouse.records.identity import conversation_ids, group_keys
-from packhouse.records.messages import REASONS, role_violations
+from packhouse.records.message_rules import REASONS, role_violations
 from packhouse.records.reasons import TurnOrder
-from packhouse.records.tables import CONVERSATION
+from packhouse.records.record_ids import conversation_ids, group_keys
+from packhouse.records.table_schemas import CONVERSATION
 
 CALL = '[{"type":"function","function":{"name":"f","arguments":{}}}]'
 
@@ -261,8 +261,8 @@ def test_group_by_record_is_the_name():
 
 SCRIPT = """
 import json, pyarrow as pa
-from packhouse.records.identity import conversation_ids, group_keys
-from packhouse.records.tables import CONVERSATION
+from packhouse.records.record_ids import conversation_ids, group_keys
+from packhouse.records.table_schemas import CONVERSATION
 turns = [("user", "Caf\\u00e9"), ("assistant", "x")]
 rows = [[{"role": r, "content": c + str(i)} for r, c in turns] for i in range(9)]
 array = pa.array(rows, CONVERSATION)

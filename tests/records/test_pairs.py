@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packhouse.pack.gather import gather
-from packhouse.pack.layout import check_packed
-from packhouse.pack.plan import plan_packs
-from packhouse.records.pairs import (
+from packhouse.pack.gather_tokens import gather
+from packhouse.pack.pack_columns import check_packed
+from packhouse.pack.strategies import plan_packs
+from packhouse.records.preference_pairs import (
     as_sequences,
     both_sides,
     check_answers,
@@ -18,7 +18,13 @@ from packhouse.records.pairs import (
     keep_both,
     split_sides,
 )
-from packhouse.records.tables import FORMATTED, QUARANTINED, TOKENIZED, VALIDATED, refused_rows
+from packhouse.records.table_schemas import (
+    FORMATTED,
+    QUARANTINED,
+    TOKENIZED,
+    VALIDATED,
+    refused_rows,
+)
 
 VOCABULARY = 50
 

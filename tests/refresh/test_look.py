@@ -7,7 +7,7 @@ import pytest
 
 from packhouse.addons.ci import refresh
 from packhouse.addons.ci.refresh import planned_version
-from packhouse.read.files import SourceFile
+from packhouse.read.source_files import SourceFile
 from packhouse.recipe import load_recipe
 from packhouse.run.chain import plan_jobs
 from packhouse.system.disks import read_checked, write_checked

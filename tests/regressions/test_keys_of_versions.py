@@ -11,8 +11,8 @@ import pytest
 from pydantic import BaseModel
 
 from packhouse.recipe import Recipe, SourceConfig
-from packhouse.recipe.audit import QualityConfig
-from packhouse.recipe.settings import ExportConfig
+from packhouse.recipe.audit_section import QualityConfig
+from packhouse.recipe.sections import ExportConfig
 from packhouse.run.chain import plan_jobs
 from tests.chain.conftest import DEMO, Project
 

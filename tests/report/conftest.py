@@ -7,7 +7,7 @@ import pytest
 
 import packhouse
 from packhouse.addons.report.version_report import version_report
-from packhouse.store.read import open_address
+from packhouse.store.version_reader import open_address
 from tests.prepared import prepare_in
 from tests.report.hostile import write_rows
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import packhouse
 from packhouse.addons.report.command import diff_report
-from packhouse.store.read import open_address
+from packhouse.store.version_reader import open_address
 from tests.prepared import prepare_in
 
 ROWS = [{"instruction": f"Say <b>{n}</b>.", "output": f"{n}!"} for n in range(60)]

@@ -5,9 +5,9 @@ import pytest
 import packhouse
 from packhouse.addons.report.version_report import version_report
 from packhouse.store import pull_version, verify_version
-from packhouse.store.objects import open_store
-from packhouse.store.publish import LocalFile, publish_version
-from packhouse.store.read import open_address
+from packhouse.store.commit import LocalFile, publish_version
+from packhouse.store.object_store import open_store
+from packhouse.store.version_reader import open_address
 from tests.prepared import TOKENIZER, prepare_in
 from tests.report.test_version_report import island
 

@@ -11,20 +11,20 @@ import pytest
 from click.testing import CliRunner
 
 import packhouse
-from packhouse.addons.ask.files import VersionFiles
-from packhouse.addons.report.html import page
+from packhouse.addons.ask.version_tables import VersionFiles
+from packhouse.addons.report.charts_and_tables import page
 from packhouse.addons.report.version_report import MAX_BYTES, measure, version_report
 from packhouse.cli import cli
-from packhouse.cli.tokens import Run, plain, runs_of, token_texts
-from packhouse.pack.layout import published_schema
-from packhouse.pack.plan import plan_packs, try_seq_lens
+from packhouse.cli.token_display import Run, plain, runs_of, token_texts
+from packhouse.pack.pack_columns import published_schema
+from packhouse.pack.strategies import plan_packs, try_seq_lens
 from packhouse.recipe import Recipe
-from packhouse.records.tables import PACKED
+from packhouse.records.table_schemas import PACKED
 from packhouse.store.manifest import Manifest
-from packhouse.store.read import open_address
+from packhouse.store.version_reader import open_address
 from packhouse.system.escaping import for_terminal
 from packhouse.tokenize.encoders import read_pipeline
-from packhouse.tokenize.loading import load_snapshot
+from packhouse.tokenize.tokenizer_loading import load_snapshot
 from tests.prepared import TOKENIZER
 
 
@@ -86,7 +86,7 @@ def test_left_out_rows_are_shown_with_reason_example_and_remedy(hostile):
 
 
 def test_without_vega_a_report_shows_numbers_and_says_so(hostile, monkeypatch):
-    monkeypatch.setattr("packhouse.addons.report.html.vega_bundle", lambda: None)
+    monkeypatch.setattr("packhouse.addons.report.charts_and_tables.vega_bundle", lambda: None)
     html = version_report(open_address(hostile.version.uri), hostile.tokenizers)
 
     assert "Charts need JavaScript from the packhouse wheel" in html

@@ -10,14 +10,14 @@ import pytest
 
 import schemas
 from packhouse.errors import ContractError
-from packhouse.records import tables
-from packhouse.records.tables import FORMATTED, QUARANTINED, read_table
+from packhouse.records import table_schemas
+from packhouse.records.table_schemas import FORMATTED, QUARANTINED, read_table
 from tests.chain.conftest import Project
 
 SPANS = {"content_spans", "trained_spans"}
 
 
-@pytest.fixture(params=[tables.check, schemas.check], ids=["packhouse", "Pandera"])
+@pytest.fixture(params=[table_schemas.check, schemas.check], ids=["packhouse", "Pandera"])
 def check(request):
     return request.param
 

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from packhouse.errors import SourceError
-from packhouse.read import tabular
+from packhouse.read import parquet_files
 from packhouse.system import worker
 
 MIB = 2**20
@@ -129,7 +129,7 @@ def nested_arrow(path: Path) -> None:
 
 
 def wide_parquet(path: Path) -> None:
-    parquet(pa.table({f"c{i}": [1] for i in range(tabular.MAX_COLUMNS + 1)}), path)
+    parquet(pa.table({f"c{i}": [1] for i in range(parquet_files.MAX_COLUMNS + 1)}), path)
 
 
 def gzip_bomb(path: Path) -> None:
@@ -263,9 +263,9 @@ def test_decoders_have_a_limit_of_time_and_no_credentials(
     monkeypatch.setenv("PACKHOUSE_CHILD_SECONDS", "1")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "canary")
     parquet(pa.table({"text": ["a"]}), tmp_path / "a.parquet")
-    monkeypatch.setattr(tabular, "_rows", slow_rows)
+    monkeypatch.setattr(parquet_files, "_rows", slow_rows)
 
-    found = tabular.parse_tables(str(tmp_path / "a.parquet"), "parquet", 0, 1)
+    found = parquet_files.parse_tables(str(tmp_path / "a.parquet"), "parquet", 0, 1)
     assert next(found).rows == [{"environment": []}]
     with pytest.raises(SourceError, match=r"a\.parquet', row group 7: takes more CPU time than"):
         next(found)

@@ -13,10 +13,10 @@ from packhouse import StreamingPackedDataset, load_packed
 from packhouse.addons.exports import export_version
 from packhouse.cli import cli
 from packhouse.errors import IntegrityError
-from packhouse.pack.layout import published_schema
-from packhouse.records.tables import QUARANTINED
+from packhouse.pack.pack_columns import published_schema
+from packhouse.records.table_schemas import QUARANTINED
 from packhouse.store import LocalFile, open_store, publish_version, verify_version
-from packhouse.store.read import open_address
+from packhouse.store.version_reader import open_address
 
 MIB = 2**20
 PACKS = {

@@ -23,13 +23,13 @@ from packhouse.addons.ci.command import (
     plan_markdown,
     to_junit,
 )
-from packhouse.addons.plan.estimate import Estimate
+from packhouse.addons.plan import Estimate
 from packhouse.cli import cli
 from packhouse.errors import SourceError
-from packhouse.records.tables import QUARANTINED
+from packhouse.records.table_schemas import QUARANTINED
 from packhouse.store import open_store, publish_version
+from packhouse.store.commit import dataset_card
 from packhouse.store.manifest import Manifest, schema_fingerprint
-from packhouse.store.publish import dataset_card
 from packhouse.system.escaping import for_terminal
 from tasks import EscapedRecord
 from tests.security.test_escaping import ACTIVE, HOSTILE, hostile

@@ -9,7 +9,7 @@ import pytest
 
 from packhouse.read import SourceShard, read_shard, scan_source
 from packhouse.recipe import SourceConfig, ValidateConfig
-from packhouse.records.tables import DROPPED, QUARANTINED, VALIDATED
+from packhouse.records.table_schemas import DROPPED, QUARANTINED, VALIDATED
 
 
 @dataclass

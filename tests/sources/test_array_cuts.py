@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packhouse.read import text_files
-from packhouse.read.text_files import ArrayFile
+from packhouse.read import record_boundaries
+from packhouse.read.record_boundaries import ArrayFile
 
 TRAPS = ['},{"a": 1', "}, {", '\\"},{', "x", "[", "]", '"', "\\", "caf\u00e9", ",", "\n"]
 texts = st.lists(st.sampled_from(TRAPS), max_size=4).map("".join)
@@ -19,7 +19,7 @@ sizes = st.sampled_from([1, 10, 60, 2**20])
 
 def blocks_of(data: bytes, size: int):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(text_files, "BLOCK_BYTES", size)
+        patch.setattr(record_boundaries, "BLOCK_BYTES", size)
         return list(ArrayFile("file").blocks(data, 2**20))
 
 

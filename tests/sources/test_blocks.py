@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from packhouse.errors import PackhouseError
-from packhouse.read import text_files
-from packhouse.read.text_files import ArrayFile
+from packhouse.read import record_boundaries
+from packhouse.read.record_boundaries import ArrayFile
 
 ROWS = [
     {"instruction": f"Say }}, {{ {number}", "input": "x" * (number % 3), "output": "[1], [2]"}
@@ -42,7 +42,7 @@ def join(pieces: list[bytes], name: str) -> bytes:
 
 def read_in_blocks(read_bytes, size, data, name, **config):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(text_files, "BLOCK_BYTES", size)
+        patch.setattr(record_boundaries, "BLOCK_BYTES", size)
         try:
             source = read_bytes(data, name, rules={"max_row_bytes": 500}, **config)
         except PackhouseError as error:
@@ -79,7 +79,7 @@ def test_blocks_give_the_same_rows_as_the_whole_shard(
 @pytest.mark.parametrize("name", ["rows.json", "rows.jsonl"])
 def test_a_sound_shard_is_never_parsed_as_a_whole(name, read_bytes, monkeypatch):
     monkeypatch.setattr(ArrayFile, "parse", None)
-    monkeypatch.setattr(text_files, "BLOCK_BYTES", 500)
+    monkeypatch.setattr(record_boundaries, "BLOCK_BYTES", 500)
     data = join([json.dumps(row).encode() for row in ROWS], name)
 
     assert read_bytes(data, name).validated.num_rows == len(ROWS)
@@ -97,7 +97,7 @@ def test_rows_with_colons_after_escapes_are_checked(read_bytes):
 
 @pytest.mark.parametrize("name", ["rows.json", "rows.jsonl"])
 def test_a_malformed_row_makes_no_other_row_suspect(name, read_bytes, monkeypatch):
-    monkeypatch.setattr("packhouse.read.records.hidden_fault", None)
+    monkeypatch.setattr("packhouse.read.json_parsing.hidden_fault", None)
     data = join([*map(orjson.dumps, ROWS), b'{"instruction": "a", "output": }'], name)
 
     assert read_bytes(data, name).reasons == ["json"]

@@ -150,7 +150,7 @@ def test_conversion_of_duckdb_values(tmp_path, read):
         assert read(path, where=where).validated.num_rows == 1, where
     assert read(path, select={"question": "text", "answer": "bytes"}).reasons == ["type"]
     code = (
-        "from packhouse.read.tabular import parse_tables\n"
+        "from packhouse.read.parquet_files import parse_tables\n"
         f"(rows,) = parse_tables({str(path)!r}, 'duckdb', 0, 1)\n"
         "print(rows.rows[0]['moment'])"
     )

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from packhouse.read import records
+from packhouse.read import json_parsing
 from packhouse.read.chat_messages import BadRowError, parse_field
-from packhouse.read.records import find_fault, hidden_fault, parse_pieces, parse_text
-from packhouse.read.text_files import LinesFile
+from packhouse.read.json_parsing import find_fault, hidden_fault, parse_pieces, parse_text
+from packhouse.read.record_boundaries import LinesFile
 
 CALL = '{"name": "search", "arguments": {"query": "a: b", "limits": [3, -1.5], "deep": null}}'
 
@@ -103,8 +103,8 @@ def test_a_field_is_read_as_the_same_line_of_a_file(text):
 
 
 def test_a_small_sound_text_is_parsed_once_and_not_walked(monkeypatch):
-    monkeypatch.setattr(records, "_is_deep_or_large", None)
-    monkeypatch.setattr(records, "_STRICT", None)
+    monkeypatch.setattr(json_parsing, "_is_deep_or_large", None)
+    monkeypatch.setattr(json_parsing, "_STRICT", None)
 
     assert parse_text(CALL) == (json.loads(CALL), None)
 

@@ -10,7 +10,7 @@ import pytest
 
 from packhouse.errors import SourceError
 from packhouse.read.row_formats import row_formats
-from packhouse.recipe.source import ROW_FORMATS
+from packhouse.recipe.sections import ROW_FORMATS
 
 QA = [("user", "q"), ("assistant", "a")]
 CHAT = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]

@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from packhouse.errors import PackhouseError
-from packhouse.read.delimited import record_ends
-from packhouse.read.records import split_elements
-from packhouse.read.text_files import ArrayFile, LinesFile
+from packhouse.read.csv_files import record_ends
+from packhouse.read.json_parsing import split_elements
+from packhouse.read.record_boundaries import ArrayFile, LinesFile
 
 ROWS = [
     {"instruction": 'a "b" [c]', "input": "", "output": "d\\e"},
@@ -142,7 +142,7 @@ def test_blocks_do_not_change_how_elements_are_split(block, monkeypatch):
     data = json.dumps([ROWS, 'a\\"]', "\\", [[1, 2], "},{"], {"k": '\\\\"'}], indent=1).encode()[1:]
     whole = split_elements(data)
 
-    monkeypatch.setattr("packhouse.read.records._SPLIT_BYTES", block)
+    monkeypatch.setattr("packhouse.read.json_parsing._SPLIT_BYTES", block)
     cut = split_elements(data)
 
     assert cut.commas.tolist() == whole.commas.tolist()

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from packhouse.errors import SourceError
-from packhouse.read.streams import lines_at, lines_of_rows
+from packhouse.read.compression import lines_at, lines_of_rows
 from packhouse.recipe import SourceConfig
 from tests.sources.workbook_files import ods, workbook
 

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from packhouse.render.template_messages import chat_messages
+from packhouse.render.template_arguments import chat_messages
 from tests.templates.toys import CHATML, chat_renderer
 
 BARE = {"name": "add", "description": "adds", "parameters": {"type": "object"}}

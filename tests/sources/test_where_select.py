@@ -17,7 +17,7 @@ from packhouse.errors import ConfigError, SourceError
 from packhouse.read import scan_source, where_select
 from packhouse.read.where_select import expression_key
 from packhouse.recipe import SourceConfig, ValidateConfig
-from packhouse.recipe.reading import parse_recipe
+from packhouse.recipe.recipe_file import parse_recipe
 from packhouse.run.steps.validate import ValidateParameters
 
 pytest.importorskip("duckdb")
@@ -275,7 +275,7 @@ def test_a_field_that_is_only_renamed_stays_as_it_is(read_bytes):
 @pytest.mark.parametrize("max_shard_bytes", [300, 2**25])
 @pytest.mark.parametrize("block_bytes", [64, 2**21])
 def test_shards_and_blocks_change_nothing(max_shard_bytes, block_bytes, read_bytes, monkeypatch):
-    monkeypatch.setattr("packhouse.read.text_files.BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr("packhouse.read.record_boundaries.BLOCK_BYTES", block_bytes)
     rows = [{"text": f"t{n}", "n": n if n % 3 else str(n)} for n in range(100)]
     where = "try_cast(n as int) % 5 = 0 or cast(n as double) > 97"
 

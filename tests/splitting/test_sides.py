@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from packhouse.errors import ContractError
-from packhouse.pack.splitting import LeakCheck, goes_to_eval
+from packhouse.pack.train_eval_split import LeakCheck, goes_to_eval
 from packhouse.recipe import SplitConfig
 
 KEYS = st.lists(st.integers(0, 30), max_size=80).map(

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
 
-from packhouse.store import gc, protocol, publish, refs
+from packhouse.store import commit, gc, refs, store_requests
 
 
 @dataclass(frozen=True)
@@ -46,17 +46,17 @@ MUTANTS = [
         "if info.key not in named", "if True"),
     Mutant("collection leaves what comes late after a tombstone", gc, "_judge",
         'return "collected", others', 'return "collected", []', seed=2898),
-    Mutant("manifest before data", publish, "publish_steps",
+    Mutant("manifest before data", commit, "publish_steps",
         f"{UPLOADS}\n        manifest, created = yield from _commit_steps(ours)",
         f"manifest, created = yield from _commit_steps(ours)\n        {UPLOADS}"),
-    Mutant("a refused commit is taken for our own", publish, "_commit_steps",
+    Mutant("a refused commit is taken for our own", commit, "_commit_steps",
         "slot = yield from read_slot_steps(ours.dataset, ours.version)", "slot = ours"),
-    Mutant("tombstones are ignored", publish, "find_slot_steps",
+    Mutant("tombstones are ignored", commit, "find_slot_steps",
         "if not isinstance(slot, Tombstone):\n            return slot, generation",
         "return (slot if isinstance(slot, Manifest) else None), generation", seed=433),
     Mutant(
         "other bytes at the same version ID do not raise an alarm",
-        publish,
+        commit,
         "_check_same",
         "if ours.manifest_id == theirs.manifest_id or "
         "_without_pages(ours) == _without_pages(theirs):",
@@ -64,7 +64,7 @@ MUTANTS = [
     ),
     Mutant("collection leaves strays next to a manifest", gc, "_judge",
         'return "stray", [info for info in old if info.key not in named]', 'return "stray", []'),
-    Mutant("the ref moves before the commit", publish, "publish_steps", UPLOADS,
+    Mutant("the ref moves before the commit", commit, "publish_steps", UPLOADS,
         f"yield from move_ref_steps(ours, 'latest', once=True)\n        {UPLOADS}"),
     Mutant("a publisher does not look at the past of the ref", refs, "_is_done",
         "return current.has_pointed_to(target.version)",
@@ -79,12 +79,12 @@ MUTANTS = [
         "past=current.moves[:MAX_PAST] if current else ()", "past=()"),
     Mutant("the count of moves stands still", refs, "next_ref",
         "seq=current.seq + 1 if current else 1", "seq=current.seq if current else 1"),
-    Mutant("a file that was there and vanishes is an error", protocol, "put_data",
+    Mutant("a file that was there and vanishes is an error", store_requests, "put_data",
         "except ObjectNotFoundError:\n            continue", "finally:\n            pass",
         seed=9041),
     Mutant(
         "a lost answer of a write counts as done",
-        protocol,
+        store_requests,
         "ask",
         "started = yield Pause(error, attempt, started)",
         "if method is ObjectStore.put_create:\n                return ''\n"

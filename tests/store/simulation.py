@@ -5,7 +5,7 @@ it arrives; it is executed but its answer is lost; it is delayed and executed la
 its caller; or its caller dies and starts again. Time jumps over the grace period, so collections
 meet live publishers. After every write, the invariants of the whole store are checked, and at the
 end those of everything acknowledged. The generators are the same that
-`packhouse.store.protocol.run` executes on real stores; only the store is a model.
+`packhouse.store.store_requests.run` executes on real stores; only the store is a model.
 """
 
 import hashlib
@@ -18,10 +18,10 @@ from typing import Any
 from unittest import mock
 
 from packhouse.errors import ConflictError, TransientError, VersionNotFoundError
-from packhouse.store import gc, manifest, protocol, publish, read, refs
-from packhouse.store.layout import file_key
+from packhouse.store import commit, gc, manifest, refs, store_requests, version_reader
 from packhouse.store.manifest import FileEntry, Manifest
-from packhouse.store.objects import (
+from packhouse.store.object_keys import file_key
+from packhouse.store.object_store import (
     Blob,
     FileBody,
     ObjectInfo,
@@ -53,7 +53,7 @@ class SimStore:
     honours_create: bool = True
     honours_match: bool = True
 
-    def perform(self, wanted: protocol.Call) -> Any:
+    def perform(self, wanted: store_requests.Call) -> Any:
         return getattr(self, wanted.method.__name__)(*wanted.args)
 
     def get(self, key: str) -> Blob:
@@ -211,7 +211,7 @@ class Simulation:
                 raise Violation(f"{name} was told that other bytes are its version {vid}")
             self.acked.append((result.version, ref))
 
-        self._spawn(name, lambda: publish.publish_steps(draft, uploads, ref), 4, acknowledged)
+        self._spawn(name, lambda: commit.publish_steps(draft, uploads, ref), 4, acknowledged)
 
     def _collector(self, times: int) -> None:
         def start() -> Iterator[Any]:
@@ -231,19 +231,19 @@ class Simulation:
     def _read_steps(self) -> Iterator[Any]:
         had_ref = self.store.ref("latest") is not None
         try:
-            opened = yield from read.resolve_steps(DATASET, "latest")
+            opened = yield from version_reader.resolve_steps(DATASET, "latest")
         except VersionNotFoundError:
             if had_ref:
                 raise
             return
         for entry in opened.files:
             key = file_key(DATASET, opened.version, entry.key)
-            if (yield from protocol.ask(ObjectStore.sha256, key)) != entry.sha256:
+            if (yield from store_requests.ask(ObjectStore.sha256, key)) != entry.sha256:
                 raise Violation(f"reader got wrong bytes of {entry.key}")
 
     def _setter(self, vid: str) -> None:
         def start() -> Iterator[Any]:
-            found, _ = yield from publish.find_slot_steps(DATASET, vid)
+            found, _ = yield from commit.find_slot_steps(DATASET, vid)
             if found is not None:
                 ref = yield from refs.set_ref_steps(DATASET, "latest", found.version)
                 if not ref.has_pointed_to(found.version):
@@ -352,18 +352,18 @@ class Simulation:
                 actor.on_error(raised)
                 return
             answer, error, kind = None, None, type(wanted)
-            if kind is protocol.NewId:
+            if kind is store_requests.NewId:
                 self.ids += 1
                 answer = f"w{self.ids}"
-            elif kind is protocol.Pause:
+            elif kind is store_requests.Pause:
                 answer = 0.0
                 if wanted.attempt > 8 and not self.is_calm:
                     error = wanted.cause
-            elif kind is protocol.All:
+            elif kind is store_requests.All:
                 self._fork(actor, wanted.parts)
                 return
             else:
-                assert kind is protocol.Call
+                assert kind is store_requests.Call
                 actor.wanted = wanted
                 return
 

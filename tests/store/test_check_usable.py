@@ -4,8 +4,8 @@ import pytest
 
 from packhouse.errors import StoreError, StoreRefusedError, TransientError
 from packhouse.store import open_store
-from packhouse.store.guard import check_usable
-from packhouse.store.local import LocalStore
+from packhouse.store.conditional_writes import check_usable
+from packhouse.store.local_folder import LocalStore
 from packhouse.store.s3 import S3Store
 from tests.store import ceph
 from tests.store.proxy import FaultyProxy
@@ -44,12 +44,12 @@ def test_no_bucket_wrong_key_no_server(use, moto_environment, monkeypatch):
 
 def test_a_server_that_does_not_answer_ends_the_wait(use, moto_environment, monkeypatch):
     from packhouse.addons import doctor
-    from packhouse.store import guard
-    from packhouse.store.protocol import RetryPolicy
+    from packhouse.store import conditional_writes
+    from packhouse.store.store_requests import RetryPolicy
 
     root = use(moto_environment)
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{ceph.free_port()}")
-    monkeypatch.setattr(guard, "PROBE_RETRY", RetryPolicy(deadline_s=0.3))
+    monkeypatch.setattr(conditional_writes, "PROBE_RETRY", RetryPolicy(deadline_s=0.3))
     with pytest.raises(TransientError):
         check_usable(root)
     with pytest.raises(TransientError):  # `doctor storage` waits no longer
@@ -78,7 +78,7 @@ def test_a_folder_that_is_a_file_or_cannot_be_linked_in(tmp_path, monkeypatch):
     def no_links(*_):
         raise OSError(95, "Operation not supported")
 
-    monkeypatch.setattr("packhouse.store.local.os.link", no_links)
+    monkeypatch.setattr("packhouse.store.local_folder.os.link", no_links)
     with pytest.raises(StoreRefusedError, match="no hard links"):
         LocalStore(tmp_path).check_usable()
     assert [path.name for path in tmp_path.iterdir()] == ["file"]

@@ -17,8 +17,8 @@ from packhouse.errors import (
     TransientError,
 )
 from packhouse.store import load_ref, open_store, open_version, publish_version, verify_version
-from packhouse.store.guard import require_guarded
-from packhouse.store.objects import ObjectNotFoundError, PreconditionFailedError, file_body
+from packhouse.store.conditional_writes import require_guarded
+from packhouse.store.object_store import ObjectNotFoundError, PreconditionFailedError, file_body
 from tests.store import azurite
 from tests.store.gcs_server import BUCKET
 from tests.store.proxy import FaultyProxy, first_time
@@ -159,7 +159,7 @@ def test_google_without_credentials_names_the_variable(gcs, monkeypatch):
 @pytest.mark.parametrize(("uri", "extra"), [("gs://b/x", "gcs"), ("az://c/x", "azure")])
 def test_a_client_that_is_not_installed_is_named(uri, extra, monkeypatch):
     monkeypatch.setitem(sys.modules, "obstore", None)
-    monkeypatch.delitem(sys.modules, "packhouse.store.cloud", raising=False)
+    monkeypatch.delitem(sys.modules, "packhouse.store.gcs_azure", raising=False)
     with pytest.raises(ConfigError, match=rf"pip install .*\[.*{extra}"):
         open_store(uri)
 
@@ -187,7 +187,7 @@ AZURE = "AccountName=a;AccountKey=a2V5"
     ],
 )
 def test_a_connection_string_is_read(settings, expected, monkeypatch):
-    cloud = pytest.importorskip("packhouse.store.cloud")
+    cloud = pytest.importorskip("packhouse.store.gcs_azure")
     monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", settings)
     assert cloud._azure_config() == expected
 

@@ -10,7 +10,7 @@ import pytest
 
 from packhouse.errors import SourceError
 from packhouse.read import read_shard, scan_source
-from packhouse.read.files import find_files, pin_of
+from packhouse.read.source_files import find_files, pin_of
 from packhouse.recipe import SourceConfig, ValidateConfig
 from packhouse.store import open_store
 

@@ -16,12 +16,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from packhouse.addons.ask import query as questions
-from packhouse.addons.ask.query import fetch_columns, read
+from packhouse.addons.ask import duckdb_queries as questions
+from packhouse.addons.ask.duckdb_queries import fetch_columns, read
 from packhouse.errors import DiskError, IntegrityError, PackhouseError, VersionNotFoundError
 from packhouse.store import LocalFile, OpenVersion, open_version, publish_version
-from packhouse.store.local import LocalStore
-from packhouse.store.objects import ObjectStore, Part
+from packhouse.store.local_folder import LocalStore
+from packhouse.store.object_store import ObjectStore, Part
 from tests.store.versions import FACTS, pack_file
 
 ROWS = 40_000

@@ -3,9 +3,9 @@ import pytest
 
 from packhouse.errors import ContractError
 from packhouse.recipe import PublishConfig
+from packhouse.store import commit as publication
 from packhouse.store import load_ref, open_store, open_version, publish_version
-from packhouse.store import publish as publication
-from packhouse.store.evolution import measure_drift
+from packhouse.store.schema_drift import measure_drift
 from tests.store.versions import FACTS, pack_table, write_file
 
 

@@ -88,18 +88,20 @@ def test_publishing_and_reading_under_random_faults(server, use, monkeypatch, tm
 def test_a_deadline_ends_the_tries(server, use, monkeypatch):
     """Time passes only in the waits between attempts, however long a request takes here."""
     from packhouse.errors import TransientError
-    from packhouse.store import protocol
+    from packhouse.store import store_requests
 
     root, slept = use(server), []
     monkeypatch.setattr(
-        protocol, "time", SimpleNamespace(sleep=slept.append, monotonic=lambda: sum(slept))
+        store_requests, "time", SimpleNamespace(sleep=slept.append, monotonic=lambda: sum(slept))
     )
     with FaultyProxy(server["AWS_ENDPOINT_URL"], lambda *_: "busy_before") as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
-        policy = protocol.RetryPolicy(deadline_s=10)
+        policy = store_requests.RetryPolicy(deadline_s=10)
         with pytest.raises(TransientError, match="503 SlowDown"):
-            protocol.run(
-                open_store(root), protocol.ask(protocol.ObjectStore.get, "d/x"), retry=policy
+            store_requests.run(
+                open_store(root),
+                store_requests.ask(store_requests.ObjectStore.get, "d/x"),
+                retry=policy,
             )
         assert proxy.requests == len(slept) + 1 > 5
     assert sum(slept) <= 10

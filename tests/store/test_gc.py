@@ -4,12 +4,12 @@ import time
 import pytest
 
 from packhouse.store import gc, open_store, open_version, publish_version, verify_version
+from packhouse.store.commit import draft_manifest, name_files
+from packhouse.store.conditional_writes import require_guarded
 from packhouse.store.gc import collect_garbage
-from packhouse.store.guard import require_guarded
-from packhouse.store.layout import file_key
-from packhouse.store.local import LocalStore
-from packhouse.store.protocol import put_data, run
-from packhouse.store.publish import draft_manifest, name_files
+from packhouse.store.local_folder import LocalStore
+from packhouse.store.object_keys import file_key
+from packhouse.store.store_requests import put_data, run
 from tests.store.versions import FACTS, pack_file
 
 

@@ -17,8 +17,8 @@ from packhouse.errors import (
     StoreError,
     VersionNotFoundError,
 )
-from packhouse.load.versions import load_packed
-from packhouse.run.cache import StepStore, parse_receipt
+from packhouse.load.mapped_rows import load_packed
+from packhouse.run.step_cache import StepStore, parse_receipt
 from packhouse.store import (
     load_ref,
     open_store,
@@ -30,9 +30,9 @@ from packhouse.store import (
     verify_version,
 )
 from packhouse.store.gc import collect_garbage
-from packhouse.store.objects import MAX_GET_BYTES
-from packhouse.store.read import scan_versions
+from packhouse.store.object_store import MAX_GET_BYTES
 from packhouse.store.refs import scan_refs
+from packhouse.store.version_reader import scan_versions
 from tests.store.versions import FACTS, canonical, forged, pack_file, sha256
 
 

@@ -7,12 +7,12 @@ import pytest
 from click.testing import CliRunner
 
 from packhouse.cli import cli
-from packhouse.cli.tokens import tokenizer_of
+from packhouse.cli.token_display import tokenizer_of
 from packhouse.errors import IntegrityError
 from packhouse.store import open_store, open_version, pull_version, verify_version
-from packhouse.store.layout import tokenizer_key
-from packhouse.store.publish import fetch_tokenizer, keep_tokenizer
-from packhouse.tokenize.loading import fingerprint_tokenizer, fingerprinted_bytes
+from packhouse.store.commit import fetch_tokenizer, keep_tokenizer
+from packhouse.store.object_keys import tokenizer_key
+from packhouse.tokenize.tokenizer_loading import fingerprint_tokenizer, fingerprinted_bytes
 from tests.prepared import TOKENIZER, prepare_in
 
 pytestmark = pytest.mark.usefixtures("own_tokenizers")  # other caches fetch them from the store

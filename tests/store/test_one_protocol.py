@@ -15,9 +15,9 @@ import pytest
 
 import packhouse
 from packhouse.errors import PackhouseError, StoreError
-from packhouse.store import gc, open_store, protocol, publish, publish_version, refs
-from packhouse.store.objects import FileBody, ObjectStore, file_body
-from packhouse.store.publish import LocalFile, dataset_card, draft_manifest, name_files
+from packhouse.store import commit, gc, open_store, publish_version, refs, store_requests
+from packhouse.store.commit import LocalFile, dataset_card, draft_manifest, name_files
+from packhouse.store.object_store import FileBody, ObjectStore, file_body
 from tests.store import simulation
 from tests.store.simulation import SimStore
 from tests.store.versions import FACTS, pack_file
@@ -70,7 +70,7 @@ def test_the_simulation_holds_no_protocol_of_its_own():
     for name in protocols:
         module, _, function = name.partition(".")
         real = getattr(
-            {"publish": publish, "gc": gc, "refs": refs}.get(module, simulation.read), function
+            {"publish": commit, "gc": gc, "refs": refs}.get(module, simulation.read), function
         )
         assert real.__module__.startswith("packhouse.store.")
 
@@ -103,9 +103,9 @@ def simulate(store, generator, asked):
         except StopIteration as stop:
             return stop.value
         answer, error = None, None
-        if isinstance(wanted, protocol.All):
+        if isinstance(wanted, store_requests.All):
             answer = [simulate(store, part, asked) for part in wanted.parts]
-        elif isinstance(wanted, protocol.NewId):
+        elif isinstance(wanted, store_requests.NewId):
             answer = f"w{len(asked)}"
         else:
             if wanted.method is not ObjectStore.sha256:
@@ -127,8 +127,8 @@ def test_a_publication_asks_a_store_and_the_simulation_the_same(tmp_path, times)
         draft = draft_manifest("d", vid, uploads, FACTS)
         (tmp_path / "README.md").write_text(dataset_card(draft))
         uploads += name_files([LocalFile(tmp_path / "README.md", "all", kind="card")])
-        draft = publish.replace(draft, files=tuple(entry for entry, _ in uploads))
-        simulate(memory, publish.publish_steps(draft, uploads, "latest"), asked)
+        draft = commit.replace(draft, files=tuple(entry for entry, _ in uploads))
+        simulate(memory, commit.publish_steps(draft, uploads, "latest"), asked)
     # Outside the protocol, `publish_version` reads the ref and the version that it points to.
     before = [("get", "d/refs/latest.json")]
     real = list(store.asked)
@@ -149,13 +149,13 @@ def random_request(choose, bodies, tags):
     kind = choose.choice(kinds if not is_file else ["head", "put_create", "sha256"])
     if kind == "put_create":
         body = choose.choice(bodies) if is_file else str(choose.randrange(3)).encode()
-        return protocol.Call(ObjectStore.put_create, key, body)
+        return store_requests.Call(ObjectStore.put_create, key, body)
     if kind == "put_if_match":
         body = str(choose.randrange(3)).encode()
-        return protocol.Call(ObjectStore.put_if_match, key, body, choose.choice(tags))
+        return store_requests.Call(ObjectStore.put_if_match, key, body, choose.choice(tags))
     if kind == "list":
-        return protocol.Call(ObjectStore.list, choose.choice(["d/", "d/refs/", "d/v/", "e/"]))
-    return protocol.Call(getattr(ObjectStore, kind), key)
+        return store_requests.Call(ObjectStore.list, choose.choice(["d/", "d/refs/", "d/v/", "e/"]))
+    return store_requests.Call(getattr(ObjectStore, kind), key)
 
 
 def outcome(store, wanted):
@@ -192,7 +192,7 @@ def test_real_stores_answer_as_the_one_in_memory(any_store, tmp_path):
             # A tag of these stores identifies a write: use the tag of the key's current bytes.
             key, body, etag = wanted.args
             tag = any_store.get(key).etag if current.get(key) == etag else real_tags[b"never"]
-            real = protocol.Call(ObjectStore.put_if_match, key, body, tag)
+            real = store_requests.Call(ObjectStore.put_if_match, key, body, tag)
         expected = outcome(memory, wanted)
         assert outcome(any_store, real) == expected, (wanted.method.__name__, wanted.args)
         current = {k: v for k, (v, _) in memory.objects.items() if isinstance(v, bytes)}

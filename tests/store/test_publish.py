@@ -16,7 +16,7 @@ from packhouse.store import (
     set_ref,
     verify_version,
 )
-from packhouse.store.objects import file_body
+from packhouse.store.object_store import file_body
 from tests.store.versions import FACTS, list_versions, pack_file, pack_table
 
 

@@ -3,9 +3,9 @@
 import pytest
 
 from packhouse.errors import ConfigError, StoreError, StoreRefusedError, TransientError
-from packhouse.store import protocol
-from packhouse.store.objects import ObjectNotFoundError, ObjectStore, PreconditionFailedError
-from packhouse.store.protocol import RetryPolicy, ask, run
+from packhouse.store import store_requests
+from packhouse.store.object_store import ObjectNotFoundError, ObjectStore, PreconditionFailedError
+from packhouse.store.store_requests import RetryPolicy, ask, run
 
 
 class Failing:
@@ -27,8 +27,8 @@ class Failing:
 def clock(monkeypatch):
     """Time that passes only in sleeps; returns the list of them."""
     slept = []
-    monkeypatch.setattr(protocol.time, "sleep", slept.append)
-    monkeypatch.setattr(protocol.time, "monotonic", lambda: sum(slept))
+    monkeypatch.setattr(store_requests.time, "sleep", slept.append)
+    monkeypatch.setattr(store_requests.time, "monotonic", lambda: sum(slept))
     return slept
 
 

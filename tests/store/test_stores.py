@@ -22,8 +22,8 @@ from packhouse.store import (
     pull_version,
     verify_version,
 )
-from packhouse.store.guard import require_guarded
-from packhouse.store.objects import (
+from packhouse.store.conditional_writes import require_guarded
+from packhouse.store.object_store import (
     ObjectNotFoundError,
     PreconditionFailedError,
     check_key,

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from packhouse.store import LocalFile
-from packhouse.store.read import scan_versions
+from packhouse.store.version_reader import scan_versions
 
 INT32S = pa.list_(pa.int32())
 FACTS = {

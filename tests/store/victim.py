@@ -18,15 +18,15 @@ from botocore import loaders
 from packhouse.errors import IntegrityError, VersionNotFoundError
 from packhouse.store import (
     ObjectStore,
-    local,
+    local_folder,
     open_store,
     open_version,
     publish_version,
     s3,
     verify_version,
 )
+from packhouse.store.conditional_writes import require_guarded
 from packhouse.store.gc import collect_garbage
-from packhouse.store.guard import require_guarded
 from tests.store.versions import FACTS, pack_file
 
 PROCESSES = multiprocessing.get_context("forkserver")
@@ -125,11 +125,11 @@ def _arm_folder(point: str) -> None:
         die()
 
     if point == "half staged":
-        local.FileBody.chunks = half_staged  # type: ignore[method-assign]  # dies while it writes
+        local_folder.FileBody.chunks = half_staged  # type: ignore[method-assign]  # dies while it writes
     elif point in ("staged", "linked"):
-        local.os.link = dying_link  # type: ignore[assignment]  # the same
+        local_folder.os.link = dying_link  # type: ignore[assignment]  # the same
     else:
-        local.os.replace = dying_replace  # type: ignore[assignment]  # the same
+        local_folder.os.replace = dying_replace  # type: ignore[assignment]  # the same
 
 
 def _arm_s3() -> None:

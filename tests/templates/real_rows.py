@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from packhouse.read import scan_source
-from packhouse.read.reading import read_shard
+from packhouse.read.shard_reader import read_shard
 from packhouse.recipe import FormatConfig, SourceConfig, TokenizeConfig, ValidateConfig
 from packhouse.render import make_renderer
-from packhouse.render.template_messages import MessageForm, chat_messages
+from packhouse.render.template_arguments import MessageForm, chat_messages
 from packhouse.tokenize import load_snapshot, tokenize_table
 
 

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from packhouse.recipe import FormatConfig
-from packhouse.records.conversations import without_thinking
+from packhouse.records.conversation_shapes import without_thinking
 from packhouse.render import make_renderer
-from packhouse.render.template_messages import MessageForm, chat_messages, with_call_ids
+from packhouse.render.template_arguments import MessageForm, chat_messages, with_call_ids
 from tests.templates.toys import make_table, pieces, snapshot_of
 
 TOKENIZERS = ["qwen2.5-instruct", "qwen3", "mistral-7b-instruct-v0.3"]

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packhouse.render import chat, compiled
-from packhouse.render.template_messages import chat_messages, parse_template_arguments
+from packhouse.render import chat_engine, compiled_shapes
+from packhouse.render.template_arguments import chat_messages, parse_template_arguments
 from tests.templates.test_chat_toys import (
     CHATML,
     GENERATION,
@@ -84,7 +84,7 @@ def outcome(rendered):
 
 def rendered_alone(renderer, table):
     """Render each row by Jinja, and check its text against plain strings in Jinja."""
-    with patch.object(chat, "MIN_SHAPE_ROWS", 2**31):
+    with patch.object(chat_engine, "MIN_SHAPE_ROWS", 2**31):
         alone = renderer.render(table)
     rows = dict(zip(table["row"].to_pylist(), table.to_pylist(), strict=True))
     if renderer._config.turns == "whole":
@@ -121,13 +121,13 @@ def test_filled_rows_equal_rendered_rows_and_train_whole_answers(name, texts):
 
 def test_jinja_renders_all_rows_if_a_compiled_template_differs_from_it():
     table = make_table([as_turns(["Hi", f"Hello {number}"]) for number in range(9)])
-    fill = compiled.Filling.add
+    fill = compiled_shapes.Filling.add
 
     def broken(self, record, rows):
         fill(self, replace(record, items=("bad",) * len(record.items)), rows)
 
     renderer = chat_renderer(CHATML, added_tokens=TOKENS)
-    with patch.object(compiled.Filling, "add", broken):
+    with patch.object(compiled_shapes.Filling, "add", broken):
         assert outcome(renderer.render(table)) == rendered_alone(renderer, table)
 
 
@@ -354,7 +354,7 @@ def test_a_question_about_half_a_character_is_no_error(use):
 
 def test_no_more_shapes_are_remembered_than_the_limit():
     renderer = chat_renderer(TOOLS + "{# many shapes #}")
-    with patch.object(chat, "MAX_SHAPES", 8):
+    with patch.object(chat_engine, "MAX_SHAPES", 8):
         for first in range(0, 60, 6):
             tools = [json.dumps([{"required": [number]}]) for number in range(first, first + 6)]
             renderer.render(make_table([as_turns(["q", "a"])] * 6, tools=tools))
@@ -387,12 +387,12 @@ def test_answers_that_only_mention_tags_of_thoughts_are_filled(monkeypatch):
 def watch_rendered_rows(monkeypatch):
     """List of rows that are rendered by Jinja individually, without those rendered as proof."""
     rendered = []
-    plain, is_proof = chat.render_rows, itertools.cycle([True, False])
+    plain, is_proof = chat_engine.render_rows, itertools.cycle([True, False])
 
     def watched(renderer, all_rows, some, *limits):
         if not next(is_proof):
             rendered.extend(some)
         return plain(renderer, all_rows, some, *limits)
 
-    monkeypatch.setattr(chat, "render_rows", watched)
+    monkeypatch.setattr(chat_engine, "render_rows", watched)
     return rendered

@@ -7,8 +7,8 @@ import pytest
 
 from packhouse.recipe import FormatConfig, parse_recipe
 from packhouse.render import make_renderer
-from packhouse.render import rendering as rule
-from packhouse.run.rendering import max_record_tokens
+from packhouse.render import text_positions as rule
+from packhouse.render.renderer import max_record_tokens
 from packhouse.tokenize.encoders import TokenLimit
 from tests.templates.test_chat_shapes import WITH_IDS
 from tests.templates.test_chat_toys import CHATML, MISTRAL, PHI, PHI_TOKENS, THINKING

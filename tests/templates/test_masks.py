@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from packhouse.errors import TemplateError
 from packhouse.recipe import FormatConfig, TokenizeConfig
-from packhouse.records.identity import conversation_ids
+from packhouse.records.record_ids import conversation_ids
 from packhouse.render import make_renderer
 from packhouse.tokenize import load_snapshot, tokenize_table
 from packhouse.tokenize.encoders import load_tokenizer

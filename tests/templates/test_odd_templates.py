@@ -7,7 +7,7 @@ import pytest
 from packhouse.auditing.plain_template import PlainTemplate
 from packhouse.errors import TemplateError
 from packhouse.recipe import FormatConfig
-from packhouse.render import turns as rule
+from packhouse.render import trained_answers as rule
 from tests.templates.test_chat_toys import THINKING
 from tests.templates.toys import chat_renderer, make_snapshot, make_table, pieces, render_chat
 

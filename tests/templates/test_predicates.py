@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from packhouse.tokenize.control_text import any_of
+from packhouse.tokenize.control_tokens import any_of
 
 
 @pytest.mark.parametrize("letters", ["a", "ab", "a]^-\\[.é☃ ", "abcdefgh<|>"])

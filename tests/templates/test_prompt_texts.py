@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from packhouse.addons.dart_math.prompt_texts import dart_math, texts_to_jinja
+from packhouse.addons.dart_math import dart_math, texts_to_jinja
 from packhouse.addons.dart_math.supervised import _format
 from packhouse.errors import ConfigError
 from packhouse.recipe import FormatConfig
-from packhouse.recipe.settings import TEMPLATES
+from packhouse.recipe.sections import TEMPLATES
 from packhouse.render import make_renderer
 from packhouse.tokenize.encoders import Ends
 from tests.templates.toys import make_snapshot, make_table, pieces

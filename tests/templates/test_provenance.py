@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packhouse.render import provenance
+from packhouse.render.jinja_sandbox import ChatTemplate, _make_environment
 from packhouse.render.provenance import Piece, TracedText
-from packhouse.render.rendering import TracedRow
-from packhouse.render.results import RefusedError
-from packhouse.render.sandbox import ChatTemplate, _make_environment
-from packhouse.render.template_messages import TemplateArguments
+from packhouse.render.rendered_texts import RefusedError
+from packhouse.render.template_arguments import TemplateArguments
+from packhouse.render.text_positions import TracedRow
 
 GREEK = re.compile("[\u0370-\u03ff]")
 CONTENT = " \u03b1\u03b2 <b>\u03b3\u03b4</b>\n\u03b5 "

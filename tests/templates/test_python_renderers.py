@@ -16,9 +16,9 @@ from packhouse.recipe import (
     load_recipe,
 )
 from packhouse.render import make_renderer
-from packhouse.run.cache import Workspace
 from packhouse.run.chain import prepare
 from packhouse.run.step import LocalRunner
+from packhouse.run.step_cache import Workspace
 from packhouse.store import open_version
 from packhouse.system import plugins, worker
 from packhouse.tokenize import load_snapshot

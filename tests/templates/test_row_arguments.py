@@ -4,7 +4,7 @@ import json
 from unittest.mock import patch
 
 from packhouse.recipe import FormatConfig, TokenizeConfig
-from packhouse.render import chat, make_renderer
+from packhouse.render import chat_engine, make_renderer
 from packhouse.tokenize import load_snapshot, tokenize_table
 from tests.templates.toys import (
     CHATML,
@@ -45,7 +45,7 @@ def rendered_both_ways(table, config=None, **snapshot):
     """Return the rows rendered by shape, after comparing them with rows rendered only by Jinja."""
     config, facts = config or FormatConfig(), make_snapshot(adds_bos=False, **snapshot)
     filled = make_renderer(config, facts).render(table)
-    with patch.object(chat, "MIN_SHAPE_ROWS", 2**31):
+    with patch.object(chat_engine, "MIN_SHAPE_ROWS", 2**31):
         assert outcome(make_renderer(config, facts).render(table)) == outcome(filled)
     return filled
 
@@ -262,7 +262,7 @@ def test_a_template_without_a_place_for_arguments_refuses_the_row():
 
 
 def test_other_arguments_are_another_record():
-    from packhouse.records.identity import conversation_ids
+    from packhouse.records.record_ids import conversation_ids
 
     table = make_table([talk(0)] * 4)
     arguments = make_table([talk(0)] * 4, arguments=texts_of([{}, {"a": 1}, {"a": 2}, {"a": 1}]))

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 
 from packhouse.errors import TemplateError
-from packhouse.render.sandbox import ChatTemplate
+from packhouse.render.jinja_sandbox import ChatTemplate
 from packhouse.system import worker
 from tests.templates.toys import CHATML, render_chat
 

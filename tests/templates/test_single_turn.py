@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from packhouse.errors import ConfigError, TemplateError
 from packhouse.recipe import FormatConfig
-from packhouse.recipe.settings import TEMPLATES
+from packhouse.recipe.sections import TEMPLATES
 from packhouse.render import make_renderer
 from packhouse.render.single_turn import SINGLE_TURN
 from tests.templates.toys import make_snapshot, make_table, pieces

@@ -15,7 +15,7 @@ import pytest
 from packhouse.errors import TemplateError
 from packhouse.recipe import FormatConfig
 from packhouse.render import make_renderer
-from packhouse.render.template_messages import chat_messages, in_parts
+from packhouse.render.template_arguments import chat_messages, in_parts
 from tests.templates.toys import make_table, pieces, snapshot_of
 
 pytest.importorskip("trl", reason="TRL is not installed")

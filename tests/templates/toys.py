@@ -9,9 +9,9 @@ import pyarrow as pa
 from tokenizers import Tokenizer, models
 
 from packhouse.recipe import FormatConfig
-from packhouse.records.tables import VALIDATED
+from packhouse.records.table_schemas import VALIDATED
 from packhouse.render import Rendered, Renderer, make_renderer
-from packhouse.render.sandbox import ChatTemplate
+from packhouse.render.jinja_sandbox import ChatTemplate
 from packhouse.tokenize.encoders import TokenizerSnapshot
 
 

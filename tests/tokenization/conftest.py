@@ -15,7 +15,7 @@ from tokenizers import (
     trainers,
 )
 
-from packhouse.records.tables import FORMATTED
+from packhouse.records.table_schemas import FORMATTED
 from packhouse.tokenize import TokenizerSnapshot, load_snapshot
 
 REAL = ["qwen2.5-instruct", "qwen3", "mistral-7b-instruct-v0.3", "bert-base-uncased"]
@@ -194,4 +194,4 @@ def alpaca_formatted(
 @pytest.fixture(autouse=True)
 def short_runs(monkeypatch):
     """Shorten the corpus: 1 MB of one character takes toy tokenizers seconds. One test uses it."""
-    monkeypatch.setattr("packhouse.tokenize.gate._LONG_RUN", 2**14)
+    monkeypatch.setattr("packhouse.tokenize.encoder_choice._LONG_RUN", 2**14)

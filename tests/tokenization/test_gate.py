@@ -8,9 +8,9 @@ import pytest
 
 from packhouse.errors import TokenizerError
 from packhouse.recipe import TokenizeConfig
-from packhouse.tokenize import gate, tokenize_table
+from packhouse.tokenize import encoder_choice, tokenize_table
+from packhouse.tokenize.encoder_choice import adversarial_texts, sample_texts, short_texts
 from packhouse.tokenize.encoders import EncoderError, GigatokenEncoder, HFEncoder, read_pipeline
-from packhouse.tokenize.gate import adversarial_texts, sample_texts, short_texts
 
 FAST = ["qwen2.5-instruct", "qwen3", "mistral-7b-instruct-v0.3"]
 
@@ -38,7 +38,7 @@ class Sabotaged:
 @pytest.fixture(autouse=True)
 def _much_text(monkeypatch):
     """Use a fast encoder for texts of any size."""
-    monkeypatch.setattr(gate, "FEW_BYTES", -1)
+    monkeypatch.setattr(encoder_choice, "FEW_BYTES", -1)
 
 
 @pytest.fixture
@@ -184,8 +184,8 @@ def test_the_verdict_on_the_fixed_corpus_is_kept_and_checked(
     byte_level, table, sabotage, tmp_path, monkeypatch
 ):
     calls = []
-    made = gate.adversarial_texts
-    monkeypatch.setattr(gate, "adversarial_texts", lambda p: calls.append(1) or made(p))
+    made = encoder_choice.adversarial_texts
+    monkeypatch.setattr(encoder_choice, "adversarial_texts", lambda p: calls.append(1) or made(p))
     sabotage(Sabotaged(byte_level, "\u200d"))
 
     first = tokenize_table(table, byte_level, TokenizeConfig(), cache=tmp_path)

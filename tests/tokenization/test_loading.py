@@ -11,9 +11,9 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from packhouse.errors import TokenizerError
-from packhouse.tokenize import fingerprint_tokenizer, load_snapshot, loading
+from packhouse.tokenize import fingerprint_tokenizer, load_snapshot, tokenizer_loading
 from packhouse.tokenize.encoders import load_tokenizer
-from packhouse.tokenize.loading import find_snapshot
+from packhouse.tokenize.tokenizer_loading import find_snapshot
 
 
 @pytest.fixture
@@ -298,7 +298,7 @@ def test_a_damaged_kept_file_is_built_again(folder, tmp_path, damage, monkeypatc
     (file,) = tmp_path.glob("tokenizer-*.json")
     good = file.read_bytes()
     file.write_bytes(damage(good) if damage is not bytes else b"")
-    monkeypatch.setattr(loading, "_IN_PROCESS", {})
+    monkeypatch.setattr(tokenizer_loading, "_IN_PROCESS", {})
 
     assert load_snapshot(folder, tmp_path) == snapshot
     assert file.read_bytes() == good

@@ -8,7 +8,7 @@ import pytest
 import packhouse
 from packhouse.errors import TokenizerError
 from packhouse.tokenize import fingerprint_tokenizer, load_snapshot
-from packhouse.tokenize.loading import pin_tokenizer, tokenizer_folder
+from packhouse.tokenize.tokenizer_loading import pin_tokenizer, tokenizer_folder
 from tests.prepared import prepare_in
 from tests.sources.hub_files import HubFiles
 

@@ -13,10 +13,10 @@ from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers
 import packhouse
 from packhouse.addons.golden import pin
 from packhouse.recipe import FormatConfig, TokenizeConfig
-from packhouse.recipe.reading import load_recipe
+from packhouse.recipe.recipe_file import load_recipe
 from packhouse.render import make_renderer
-from packhouse.tokenize import gate, tokenize_table
-from packhouse.tokenize.tokenizing import cuts_prompts
+from packhouse.tokenize import encoder_choice, tokenize_table
+from packhouse.tokenize.text_to_tokens import cuts_prompts
 from tests.templates.toys import make_table
 from tests.tokenization.conftest import snapshot_of, train_metaspace
 
@@ -174,7 +174,7 @@ def test_white_space_that_only_a_prompt_joins_is_cut_off(prompt, byte_level, mak
 
 
 def test_the_fast_encoder_gives_the_same_records(byte_level, make_formatted, tmp_path, monkeypatch):
-    monkeypatch.setattr(gate, "FEW_BYTES", -1)
+    monkeypatch.setattr(encoder_choice, "FEW_BYTES", -1)
     rows = [
         [("a" + " " * (n % 3), "template"), (f"the cat {n}", "answer"), ("<|end|>", "end")]
         for n in range(60)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from packhouse.recipe import TokenizeConfig
-from packhouse.records.tables import QUARANTINED, TOKENIZED
+from packhouse.records.table_schemas import QUARANTINED, TOKENIZED
 from packhouse.tokenize import tokenize_table
 from packhouse.tokenize.encoders import read_pipeline
 
@@ -230,7 +230,7 @@ def test_slices_and_chunks_do_not_show_in_the_rows(byte_level, make_formatted, m
     table = make_formatted(rows)
     whole = tokenize_table(table, byte_level, HF)
 
-    monkeypatch.setattr("packhouse.tokenize.tokenizing._SLICE_BYTES", 40)
+    monkeypatch.setattr("packhouse.tokenize.text_to_tokens._SLICE_BYTES", 40)
     pieces = pa.concat_tables([table.slice(3, 20), table.slice(23)])
     cut = tokenize_table(pieces, byte_level, HF)
 

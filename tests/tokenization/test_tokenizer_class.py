@@ -9,10 +9,10 @@ from tokenizers import Tokenizer
 
 import packhouse
 from packhouse.errors import TokenizerError
-from packhouse.recipe.reading import load_recipe
+from packhouse.recipe.recipe_file import load_recipe
 from packhouse.run.chain import plan_jobs
 from packhouse.tokenize import load_snapshot
-from packhouse.tokenize.loading import find_snapshot
+from packhouse.tokenize.tokenizer_loading import find_snapshot
 from tests.tokenization.conftest import train_byte_level
 
 NFD = "cafe\u0301"

@@ -2,7 +2,7 @@ import pyarrow as pa
 import pytest
 
 from packhouse.addons.ask.diff import diff_versions
-from packhouse.addons.ask.query import read
+from packhouse.addons.ask.duckdb_queries import read
 from packhouse.store import open_store, open_version, publish_version
 from tests.store.versions import FACTS, INT32S, pack_file, pack_table, write_file
 

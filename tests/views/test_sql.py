@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
-from packhouse.addons.ask.query import ask
+from packhouse.addons.ask.duckdb_queries import ask
 from packhouse.api import Version
 from packhouse.cli import cli
 from packhouse.errors import ConfigError, IntegrityError

@@ -7,7 +7,7 @@ import pytest
 
 import packhouse
 from packhouse.addons.ask.diff import diff_versions
-from packhouse.addons.ask.query import find_records
+from packhouse.addons.ask.duckdb_queries import find_records
 from packhouse.recipe import Recipe
 from packhouse.store import open_store, open_version, publish_version
 from tests.prepared import TOKENIZER

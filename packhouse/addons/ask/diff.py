@@ -19,22 +19,29 @@ from typing import Any
 import click
 import numpy as np
 
-from packhouse.addons.ask.files import VersionFiles
-from packhouse.addons.ask.query import MEMORY, Question, fetch_files, find_records, open_views, read
-from packhouse.cli.options import cache_option, json_option
-from packhouse.cli.tokens import pipeline_of, plain, runs_of, tokenizer_of
-from packhouse.cli.versions import echo_json
+from packhouse.addons.ask.duckdb_queries import (
+    MEMORY,
+    Question,
+    fetch_files,
+    find_records,
+    open_views,
+    read,
+)
+from packhouse.addons.ask.version_tables import VersionFiles
+from packhouse.cli import cache_option, json_option
+from packhouse.cli.store_commands import echo_json
+from packhouse.cli.token_display import pipeline_of, plain, runs_of, tokenizer_of
 from packhouse.errors import ContractError, IntegrityError
-from packhouse.run.cache import Workspace
-from packhouse.store.evolution import ManifestDiff, diff_manifests
-from packhouse.store.read import OpenVersion, open_address, open_relative
+from packhouse.run.step_cache import Workspace
+from packhouse.store.schema_drift import ManifestDiff, diff_manifests
+from packhouse.store.version_reader import OpenVersion, open_address, open_relative
 from packhouse.system.disks import temporary_folder
 from packhouse.system.escaping import for_terminal
 from packhouse.system.terminal import echo, print_table, print_text
 from packhouse.system.wording import counted, cut_pair
 from packhouse.system.worker import run_in_worker
 from packhouse.tokenize.encoders import Pipeline
-from packhouse.tokenize.loading import MEMORY_PER_BYTE
+from packhouse.tokenize.tokenizer_loading import MEMORY_PER_BYTE
 
 _MAX_EXAMPLES = 5
 

@@ -15,28 +15,28 @@ from typing import Any
 import click
 import numpy as np
 
-from packhouse.addons.ask.query import read
-from packhouse.addons.ask.samples import (
+from packhouse.addons.ask.duckdb_queries import read
+from packhouse.addons.ask.inspect import (
     first_split,
     is_of_classes,
     label_names,
     read_packs,
     records_in,
 )
-from packhouse.cli.options import cache_option, json_option, number_option
-from packhouse.cli.tokens import tokenizer_of, trained_ranges
+from packhouse.cli import cache_option, json_option, number_option
+from packhouse.cli.token_display import tokenizer_of, trained_ranges
 from packhouse.errors import ConfigError, PackhouseError
 from packhouse.read import SourceShard, raw_rows, scan_source
-from packhouse.read.files import source_name
+from packhouse.read.source_files import source_name
 from packhouse.recipe import Recipe, ValidateConfig
-from packhouse.recipe.reading import load_recipe
-from packhouse.records.tables import read_table
-from packhouse.run.cache import Workspace
-from packhouse.run.cache_room import load_last_run
+from packhouse.recipe.recipe_file import load_recipe
+from packhouse.records.table_schemas import read_table
+from packhouse.run.cache_eviction import load_last_run
+from packhouse.run.step_cache import Workspace
 from packhouse.run.steps.tokenize import TOKENIZE
 from packhouse.run.steps.validate import shard_bytes
 from packhouse.store import OpenVersion
-from packhouse.store.read import open_address
+from packhouse.store.version_reader import open_address
 from packhouse.system.escaping import for_terminal
 from packhouse.system.terminal import echo, print_note, print_text
 from packhouse.system.wording import counted

@@ -1,4 +1,4 @@
--- Views of a version over the tables of its files (`addons/ask/files.py`).
+-- Views of a version over the tables of its files (`addons/ask/version_tables.py`).
 --
 -- `whole.records` has all columns. `main.records` has those that `*` returns, plus text and tokens if
 -- the query names them. `number` counts the rows of all files of a kind and defines their order.

@@ -1,4 +1,4 @@
-"""Audit data prepared with any tool, without a recipe and without publishing anything.
+"""`packhouse audit`: audit data prepared with any tool, without a recipe and without publishing.
 
     report = packhouse.audit("prepared/", "Qwen/Qwen2.5-0.5B-Instruct")
     report.is_clean, report.counts["untrained"]
@@ -8,6 +8,8 @@ code wrote them. Other rows are raw. They are prepared in a temporary folder, as
 `packhouse.prepare`, and the report shows the findings of its audit.
 """
 
+import json
+import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -16,30 +18,40 @@ from pathlib import Path
 from textwrap import indent
 from typing import Any, NamedTuple
 
+import click
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packhouse.addons.audit_any.rows import token_batches
+from packhouse.addons.audit_any.template_turns import learn_turns
 from packhouse.addons.audit_any.token_audit import NUM_SAMPLES, Sample, TokenAudit, audit_token_rows
-from packhouse.addons.audit_any.turns import learn_turns
+from packhouse.addons.audit_any.tokenized_rows import token_batches
 from packhouse.api import Version, open_version
-from packhouse.auditing.inference import inference_line
-from packhouse.cli.summary import quality_lines
-from packhouse.cli.tokens import Run, html_runs, pipeline_of_version, plain, runs_of
+from packhouse.auditing.inference_prompts import inference_line
+from packhouse.cli import json_option, set_option
+from packhouse.cli.result_summary import quality_lines
+from packhouse.cli.token_display import (
+    Run,
+    coloured,
+    html_runs,
+    pipeline_of_version,
+    plain,
+    runs_of,
+)
 from packhouse.errors import ConfigError
-from packhouse.pack.layout import expand_labels
+from packhouse.pack.pack_columns import expand_labels
 from packhouse.recipe import AuditConfig, Recipe, parse_recipe
-from packhouse.recipe.reading import apply_override, merge_settings
-from packhouse.records.tables import read_table
+from packhouse.recipe.recipe_file import apply_override, merge_settings
+from packhouse.records.table_schemas import read_table
 from packhouse.registry import function_of_addon
-from packhouse.run.cache import Workspace
 from packhouse.run.chain import Prepared, prepare_recipe
-from packhouse.run.inputs import recipe_for, tokenizer_name
+from packhouse.run.prepare_arguments import recipe_for, tokenizer_name
+from packhouse.run.step_cache import Workspace
 from packhouse.store import open_version as open_stored
 from packhouse.store.manifest import AuditedRow
 from packhouse.system.disks import CachePlace, check_cache, find_cache, temporary_folder
 from packhouse.system.escaping import PAGE_STYLE, html_text
 from packhouse.system.progress import show_progress, start_phase
+from packhouse.system.terminal import Interrupted, console, echo
 from packhouse.system.wording import by_name, counted
 from packhouse.tokenize import load_snapshot
 from packhouse.tokenize.encoders import Pipeline, read_pipeline
@@ -561,3 +573,88 @@ def _example(row: AuditedRow, prepared: Prepared, pipeline: Pipeline) -> Example
         runs = runs_of(ids.tolist(), expand_labels(batch)[:160] >= 0, pipeline)
         return Example(place=place, runs=runs)
     return Example(place=place)
+
+
+FOUND = 4
+"""Exit code if there are findings."""
+
+
+@click.command("audit")
+@click.argument("data", metavar="DATA...", nargs=-1, required=True)
+@click.option(
+    "--tokenizer", required=True, help="Tokenizer folder, or Hub name: org/name[@revision]."
+)
+@click.option("--template", help="Chat template used for the rows. [default: the tokenizer's]")
+@set_option("Set a recipe value for raw rows: --set pack.seq_len=4096. May be repeated.")
+@click.option("--cache", metavar="PATH", help="Cache folder.")
+@json_option("Print the report as one line of JSON.")
+def audit_command(
+    data: tuple[str, ...],
+    tokenizer: str,
+    template: str | None,
+    overrides: tuple[str, ...],
+    cache: str | None,
+    as_json: bool,
+) -> None:
+    """Check the tokens and masks of rows from any tool, without publishing anything.
+
+    DATA can be files or folders of rows with `input_ids` and either `labels` or a mask (Parquet,
+    Arrow, JSON, JSON Lines or `save_to_disk` output), a version (STORE/DATASET[@REF]), or raw rows
+    as for `packhouse prepare`.
+
+    \b
+    Example:
+      $ packhouse audit chats.jsonl --tokenizer Qwen/Qwen2.5-0.5B-Instruct
+      100 raw rows, 97 records, 15,166 tokens, 39.1% of them trained
+      ...
+
+    \b
+    Exit codes:
+      0    no findings
+      2    invalid option
+      3    a file or the tokenizer cannot be read, or no rows are left
+      4    findings
+      5    a disk error
+      130  stopped by Ctrl-C (143: by SIGTERM)
+    """
+    from packhouse.cli import exit_interrupted
+
+    try:
+        with show_progress():
+            report = audit(
+                data[0] if len(data) == 1 else list(data),
+                tokenizer,
+                template=template,
+                cache=cache,
+                progress=False,
+                overrides=overrides,
+            )
+    except Interrupted as error:
+        exit_interrupted(error, keeps_steps=False)
+    if as_json:
+        echo(json.dumps(report.to_json(), sort_keys=True))
+    else:
+        _print(report)
+    sys.exit(0 if report.is_clean else FOUND)
+
+
+def _print(report: AuditReport) -> None:
+    from rich.padding import Padding
+    from rich.text import Text
+
+    out = console(soft_wrap=False)
+    for line in report.summary():
+        out.print(line)
+    for finding in report.findings:
+        out.print(Text(f"\n{finding.title}", "bold yellow"))
+        out.print(f"  {finding.remedy}")
+        for example in finding.examples:
+            out.print(Padding(Text(example.title, "cyan"), (0, 0, 0, 4), expand=False))
+            if example.runs and not out.is_terminal:
+                echo(indent(plain(example.runs).rstrip(), " " * 6))
+            elif example.runs:
+                text = coloured(example.runs)
+                text.rstrip()
+                out.print(Padding(text, (0, 0, 0, 6), expand=False))
+    if report.is_clean:
+        out.print(Text("nothing found", "bold green"))

@@ -1,7 +1,7 @@
 """Audit rows that another tool tokenized, from their ids and masks alone.
 
 The original texts are unknown, so turns are found by what the template writes around contents
-(`turns`). Without a template, prompts and headers are not checked.
+(`template_turns`). Without a template, prompts and headers are not checked.
 
 Cost: about 1 us per token, mostly regular expressions and hashing: 6 s for 52,000 Alpaca rows
 (5.4 million tokens). Memory: 16 bytes per record, for duplicate detection.
@@ -18,14 +18,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packhouse.addons.audit_any.rows import MASKS, Padding, TokenRows, read_token_rows
-from packhouse.addons.audit_any.turns import REASONING_TAGS, TokenBytes, Turns, learn_turns
-from packhouse.auditing.shard import worst_rows
-from packhouse.auditing.tokens import Ids, bos_and_unknown
-from packhouse.pack.layout import expand_labels
+from packhouse.addons.audit_any.template_turns import REASONING_TAGS, TokenBytes, Turns, learn_turns
+from packhouse.addons.audit_any.tokenized_rows import MASKS, Padding, TokenRows, read_token_rows
+from packhouse.auditing.shard_audit import worst_rows
+from packhouse.auditing.token_checks import Ids, bos_and_unknown
+from packhouse.pack.pack_columns import expand_labels
 from packhouse.recipe import Recipe
-from packhouse.records.lists import list_array
-from packhouse.system.arrays import Bools, Int64s
+from packhouse.records.arrays import Bools, Int64s, list_array
 from packhouse.tokenize.encoders import Pipeline, TokenizerSnapshot, read_pipeline
 
 NUM_SAMPLES = 3
@@ -86,7 +85,7 @@ def audit_token_rows(
     """Audit rows with `input_ids`.
 
     Args:
-        batches: rows with some of `rows.COLUMNS`.
+        batches: rows with some of `tokenized_rows.COLUMNS`.
         snapshot: tokenizer of the rows.
         turns: what the template writes around contents.
         pipeline: tokenization pipeline of the rows.
@@ -390,8 +389,8 @@ def _cover(starts: Int64s, ends: Int64s, size: int) -> Bools:
 class AnswerPlaces:
     """Answers after headers, in row order; arrays of shape [num_answers].
 
-    Positions come from what the template writes (`turns`): the header of an answer, the header of a
-    user turn, and the control token at the start of conversations.
+    Positions come from what the template writes (`template_turns`): the header of an
+    answer, the header of a user turn, and the control token at the start of conversations.
     """
 
     rows: TokenRows
@@ -552,7 +551,7 @@ def audit_given(
     """Audit a shard of pretokenized rows with the checks that apply to packhouse's own rows.
 
     Args:
-        tokenized: one record per row, schema `tables.TOKENIZED`.
+        tokenized: one record per row, schema `table_schemas.TOKENIZED`.
         recipe: recipe of the run.
         snapshot: tokenizer snapshot.
         tokenizers: folder of tokenizer snapshots.
@@ -589,7 +588,7 @@ def audit_given(
 
 
 def batches_of(tokenized: pa.Table) -> Iterator[pa.RecordBatch]:
-    """Yield rows with `input_ids` and `labels`, from schema `tables.TOKENIZED`."""
+    """Yield rows with `input_ids` and `labels`, from schema `table_schemas.TOKENIZED`."""
     for batch in tokenized.to_batches(_BATCH_ROWS):
         ids = batch["input_ids"]
         offsets = ids.offsets.to_numpy() - ids.offsets[0].as_py()

@@ -8,8 +8,8 @@
     drift        the version differs from the ref's version by no more than the limits
     publish      the version is committed
 
-A gate is passed, failed or not reached (`packhouse.records.gates`). This module holds the state of
-a job and formats its summaries; `refresh` does the work.
+A gate is passed, failed or not reached (`packhouse.records.gate_results`). This module holds the
+state of a job and formats its summaries; `refresh` does the work.
 """
 
 import json
@@ -22,10 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from packhouse.cli import exit_interrupted
-from packhouse.cli.options import json_option, run_options, set_option
+from packhouse.cli import exit_interrupted, json_option, run_options, set_option
 from packhouse.errors import HELD_BACK, ConfigError, ContractError, PackhouseError
-from packhouse.records.gates import GateLog, GateResult, gates_table
+from packhouse.records.gate_results import GateLog, GateResult, gates_table
 from packhouse.records.ledger import filters_of
 from packhouse.system.disks import disk_error
 from packhouse.system.escaping import for_markdown, for_terminal, markdown_code, markdown_table
@@ -34,7 +33,7 @@ from packhouse.system.terminal import Interrupted, echo, ignore_signals, interru
 
 if TYPE_CHECKING:
     from packhouse.addons.ci.refresh import Refreshed
-    from packhouse.addons.plan.estimate import Estimate
+    from packhouse.addons.plan import Estimate
 
 GATES = ("plan", "golden", "quarantine", "audit", "schema", "drift", "publish")
 
@@ -188,7 +187,7 @@ def outcome_markdown(
     lines = [f"### packhouse: {for_markdown(message)}", "", *gates_table(gates)]
     prepared = refreshed.prepared if refreshed else None
     if prepared is not None:
-        from packhouse.cli.summary import block_markdown, ledger_block, splits_of
+        from packhouse.cli.result_summary import block_markdown, ledger_block, splits_of
 
         filters = filters_of(prepared.published.sources)
         lines += ["", *block_markdown(ledger_block(prepared.ledger, filters), 4)]
@@ -241,7 +240,7 @@ def summary_json(job: CiJob, gates: Sequence[GateResult]) -> dict[str, object]:
     """Return the whole outcome as plain JSON, for programs."""
     refreshed, result = job.refreshed, None
     if refreshed and refreshed.prepared:
-        from packhouse.cli.summary import report_json
+        from packhouse.cli.result_summary import report_json
 
         result = report_json(refreshed.prepared)
     return {

@@ -17,32 +17,32 @@ from pathlib import Path
 from typing import Any, Literal
 
 from packhouse.addons.ci.command import CiJob, PlanFacts
-from packhouse.auditing.gate import check_audit
+from packhouse.auditing.audit_limits import check_audit
 from packhouse.errors import PackhouseError, VersionNotFoundError
-from packhouse.read.files import find_files
+from packhouse.read.source_files import find_files
 from packhouse.recipe import PublishConfig, Recipe
-from packhouse.recipe.source import ROW_FORMATS
-from packhouse.records.gates import GateResult
+from packhouse.recipe.sections import ROW_FORMATS
+from packhouse.records.gate_results import GateResult
 from packhouse.records.ledger import check_quarantine
 from packhouse.records.reasons import ROW_STEPS
 from packhouse.registry import function_of_addon
-from packhouse.render.sandbox import pinned_date
-from packhouse.run.cache import Mirror, Workspace, open_mirror
-from packhouse.run.cache_room import forget_tries, touch_last_run
+from packhouse.render.jinja_sandbox import pinned_date
+from packhouse.run.cache_eviction import forget_tries, touch_last_run
 from packhouse.run.chain import Plan, Prepared, check_golden, plan_jobs, prepare
-from packhouse.run.inputs import read_recipe
+from packhouse.run.prepare_arguments import read_recipe
 from packhouse.run.step import LocalRunner
+from packhouse.run.step_cache import Mirror, Workspace, open_mirror
 from packhouse.run.steps import ALL_LIBRARIES, ENGINE_VERSIONS
 from packhouse.run.steps.publish import configuration_of
 from packhouse.store import OpenVersion, load_ref, open_store, open_version, set_ref
-from packhouse.store.evolution import (
+from packhouse.store.manifest import changed_manifest
+from packhouse.store.schema_drift import (
     ManifestDiff,
     RefChange,
     changed_settings,
     diff_manifests,
     ref_gates,
 )
-from packhouse.store.manifest import changed_manifest
 from packhouse.system.disks import check_cache, find_cache, read_checked, write_checked
 from packhouse.system.fingerprint import digest, library_versions
 from packhouse.system.progress import start_phase

@@ -24,25 +24,25 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from packhouse.addons.dart_math.prompt_texts import TEXTS, texts_to_jinja
+from packhouse.addons.dart_math import TEXTS, texts_to_jinja
 from packhouse.errors import (
     ConfigError,
     EmptyDatasetError,
     QuarantineLimitError,
 )
 from packhouse.load.dataset import PackedDataset
+from packhouse.load.mapped_rows import cache_folder, locked
 from packhouse.load.rows import ArrowRows, open_rows
-from packhouse.load.versions import cache_folder, locked
-from packhouse.pack.layout import IGNORE_INDEX, position_ids
+from packhouse.pack.pack_columns import IGNORE_INDEX, position_ids
 from packhouse.pack.shuffle import permutation
 from packhouse.recipe import FormatConfig, Recipe, SourceConfig
 from packhouse.records.ledger import LedgerLine, check_quarantine, ledger_of
 from packhouse.registry import function_of_addon
-from packhouse.run.cache import AnyReceipt, Workspace
-from packhouse.run.cache_room import pin_steps
+from packhouse.run.cache_eviction import pin_steps
 from packhouse.run.chain import plan_jobs
-from packhouse.run.inputs import data_uri, source_settings, tokenizer_name, write_content
+from packhouse.run.prepare_arguments import data_uri, source_settings, tokenizer_name, write_content
 from packhouse.run.step import AnyJob, execute
+from packhouse.run.step_cache import AnyReceipt, Workspace
 from packhouse.run.steps import files
 from packhouse.run.steps.validate import check_all_text_is_read
 from packhouse.system.disks import disk_errors

@@ -17,7 +17,7 @@ import pyarrow as pa
 import yaml
 from pydantic import ValidationError
 
-from packhouse.addons.init.proposals import (
+from packhouse.addons.init.choose_format import (
     NAME_THE_FIELDS,
     Candidate,
     Proposal,
@@ -27,19 +27,18 @@ from packhouse.addons.init.proposals import (
     render_sample,
     try_source,
 )
-from packhouse.addons.init.survey import Survey, survey
-from packhouse.cli.options import json_option
-from packhouse.cli.tokens import coloured, pipeline_of, plain, rows_with_masks, runs_of
+from packhouse.addons.init.file_survey import Survey, survey
+from packhouse.cli import json_option
+from packhouse.cli.token_display import coloured, pipeline_of, plain, rows_with_masks, runs_of
 from packhouse.errors import ConfigError, PackhouseError, SourceError, TemplateError
-from packhouse.read.delimited import DELIMITERS
-from packhouse.read.files import find_files, source_name
+from packhouse.read.csv_files import DELIMITERS
+from packhouse.read.source_files import find_files, source_name
 from packhouse.recipe import Recipe, SourceConfig, ValidateConfig, parse_recipe
-from packhouse.recipe.reading import apply_override, explain_mistakes
-from packhouse.records.ledger import LedgerLine, check_quarantine
-from packhouse.records.render_counts import RenderCounts, factor_note
-from packhouse.run.cache import Workspace
-from packhouse.run.inputs import data_uri, name_of, pinned, tokenizer_name
-from packhouse.run.rendering import usual_template
+from packhouse.recipe.recipe_file import apply_override, explain_mistakes
+from packhouse.records.ledger import LedgerLine, RenderCounts, check_quarantine, factor_note
+from packhouse.render.renderer import usual_template
+from packhouse.run.prepare_arguments import data_uri, name_of, pinned, tokenizer_name
+from packhouse.run.step_cache import Workspace
 from packhouse.system.disks import default_cache, temporary_folder
 from packhouse.system.escaping import for_terminal
 from packhouse.system.progress import show_progress, start_phase, step_progress

@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 import packhouse
-from packhouse.cli.options import json_option
+from packhouse.cli import json_option
 from packhouse.errors import ConfigError, PackhouseError
 from packhouse.system.disks import disk_errors
 from packhouse.system.plugins import pip_install

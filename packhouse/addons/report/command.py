@@ -18,9 +18,9 @@ from typing import Any
 import click
 
 from packhouse.addons.ask.diff import Change, Diff, diff_versions
-from packhouse.addons.ask.query import find_records
-from packhouse.addons.ask.samples import label_names, label_text, weights_text
-from packhouse.addons.report.html import (
+from packhouse.addons.ask.duckdb_queries import find_records
+from packhouse.addons.ask.inspect import label_names, label_text, weights_text
+from packhouse.addons.report.charts_and_tables import (
     compare_figure,
     details,
     header,
@@ -31,14 +31,14 @@ from packhouse.addons.report.html import (
 from packhouse.addons.report.recipe_report import recipe_report
 from packhouse.addons.report.sections import Measured, totals_of
 from packhouse.addons.report.version_report import measured_of, version_report
-from packhouse.cli.options import cache_option, json_option
-from packhouse.cli.tokens import pipeline_of, token_texts, tokenizer_of
-from packhouse.recipe.reading import is_recipe_path
-from packhouse.run.cache import Workspace
-from packhouse.run.inputs import read_recipe
+from packhouse.cli import cache_option, json_option
+from packhouse.cli.token_display import pipeline_of, token_texts, tokenizer_of
+from packhouse.recipe.recipe_file import is_recipe_path
+from packhouse.run.prepare_arguments import read_recipe
+from packhouse.run.step_cache import Workspace
 from packhouse.store import OpenVersion
 from packhouse.store.manifest import Manifest
-from packhouse.store.read import open_address, open_relative
+from packhouse.store.version_reader import open_address, open_relative
 from packhouse.system.disks import temporary_folder
 from packhouse.system.escaping import html_text
 from packhouse.system.terminal import echo

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from packhouse.addons.ask.samples import (
+from packhouse.addons.ask.inspect import (
     first_split,
     label_names,
     label_text,
@@ -27,7 +27,7 @@ from packhouse.addons.ask.samples import (
     records_in,
     weights_text,
 )
-from packhouse.addons.report.html import (
+from packhouse.addons.report.charts_and_tables import (
     header,
     length_figures,
     page,
@@ -39,26 +39,32 @@ from packhouse.addons.report.html import (
 )
 from packhouse.addons.report.sections import filters_table, samples_section, short_number
 from packhouse.addons.report.version_report import version_report, with_texts
-from packhouse.cli.tokens import html_runs, pipeline_of, rows_with_masks, runs_of, tokenizer_of
+from packhouse.cli.token_display import (
+    html_runs,
+    pipeline_of,
+    rows_with_masks,
+    runs_of,
+    tokenizer_of,
+)
 from packhouse.errors import VersionNotFoundError
-from packhouse.pack.gather import PackStatistics, length_histogram
-from packhouse.read.files import find_files, source_name
+from packhouse.pack.gather_tokens import PackStatistics, length_histogram
+from packhouse.read.source_files import find_files, source_name
 from packhouse.recipe import Recipe
 from packhouse.registry import function_of_addon
-from packhouse.run.cache import Workspace
 from packhouse.run.chain import Plan, plan_jobs
-from packhouse.run.inputs import recipe_for
+from packhouse.run.prepare_arguments import recipe_for
+from packhouse.run.step_cache import Workspace
 from packhouse.store import OpenVersion, open_version
-from packhouse.store.publish import numbers_of
+from packhouse.store.commit import numbers_of
 from packhouse.system.disks import check_cache, find_cache
 from packhouse.system.escaping import PAGE_STYLE, html_table, html_text
 from packhouse.system.wording import counted
 from packhouse.tokenize import fingerprint_tokenizer
 from packhouse.tokenize.encoders import Pipeline
-from packhouse.tokenize.loading import find_snapshot
+from packhouse.tokenize.tokenizer_loading import find_snapshot
 
 if TYPE_CHECKING:
-    from packhouse.addons.plan.estimate import Estimate
+    from packhouse.addons.plan import Estimate
 
 
 _SOURCES = 8

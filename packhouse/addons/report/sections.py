@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from packhouse.addons.ask.samples import is_of_classes
-from packhouse.addons.report.html import (
+from packhouse.addons.ask.inspect import is_of_classes
+from packhouse.addons.report.charts_and_tables import (
     FAILED,
     PASSED,
     class_counts,
@@ -28,12 +28,12 @@ from packhouse.addons.report.html import (
     tiles,
     turns_figure,
 )
-from packhouse.auditing.gate import check_audit
-from packhouse.auditing.inference import inference_line
+from packhouse.auditing.audit_limits import check_audit
+from packhouse.auditing.inference_prompts import inference_line
 from packhouse.errors import AuditError
-from packhouse.pack.plan import try_seq_lens
+from packhouse.pack.strategies import try_seq_lens
 from packhouse.recipe import AuditConfig
-from packhouse.recipe.audit import QUALITY_COUNTERS
+from packhouse.recipe.audit_section import QUALITY_COUNTERS
 from packhouse.records.ledger import Filter, LedgerLine, sum_by_reason, units_of
 from packhouse.records.reasons import DROP_REASONS, QUARANTINE_REASONS
 from packhouse.store.manifest import PULLED_NAMES, AuditedRow, Manifest

@@ -18,9 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import TypeAdapter
 
-from packhouse.addons.ask.files import TABLES, VersionFiles
-from packhouse.addons.ask.query import open_views
-from packhouse.addons.ask.samples import (
+from packhouse.addons.ask.duckdb_queries import open_views
+from packhouse.addons.ask.inspect import (
     each_packs,
     label_names,
     label_text,
@@ -28,19 +27,20 @@ from packhouse.addons.ask.samples import (
     records_in,
     weight_runs,
 )
+from packhouse.addons.ask.version_tables import TABLES, VersionFiles
 from packhouse.addons.report import sections
-from packhouse.addons.report.html import page
+from packhouse.addons.report.charts_and_tables import page
 from packhouse.addons.report.sections import Measured, MeasuredSplit, Samples
-from packhouse.cli.tokens import pipeline_of, special_tokens, token_texts, tokenizer_of
+from packhouse.cli.token_display import pipeline_of, special_tokens, token_texts, tokenizer_of
 from packhouse.errors import IntegrityError
 from packhouse.store import OpenVersion
+from packhouse.store.commit import LocalFile, draft_manifest, name_files
 from packhouse.store.manifest import FileEntry, Manifest
-from packhouse.store.publish import LocalFile, draft_manifest, name_files
 from packhouse.system.disks import temporary_folder
 from packhouse.system.escaping import for_terminal
 from packhouse.system.worker import run_in_worker
 from packhouse.tokenize.encoders import Pipeline
-from packhouse.tokenize.loading import find_snapshot
+from packhouse.tokenize.tokenizer_loading import find_snapshot
 
 # Queries of the report over the views of a version, and counts that no view gives: trained spans.
 #

@@ -15,21 +15,21 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from packhouse import auditing
-from packhouse.auditing.inference import check_prompts, combine_inference, has_prompts
-from packhouse.auditing.shard import (
+from packhouse.auditing.inference_prompts import check_prompts, combine_inference, has_prompts
+from packhouse.auditing.shard_audit import (
     audit_records,
     audit_shard,
     combine,
     combine_checks,
     run_check,
 )
-from packhouse.auditing.tokens import read_sides
+from packhouse.auditing.token_checks import read_sides
 from packhouse.recipe import Recipe
-from packhouse.records.pairs import REJECTED
-from packhouse.records.tables import read_table
+from packhouse.records.preference_pairs import REJECTED
+from packhouse.records.table_schemas import read_table
 from packhouse.registry import function_of_addon
-from packhouse.run.packed import read_records
-from packhouse.run.rendering import run_template
+from packhouse.render.renderer import run_template
+from packhouse.run.pack_results import read_records
 from packhouse.run.step import Job, JobContext, Step
 from packhouse.run.steps.files import FILES
 from packhouse.run.steps.format import FORMAT, FormatParameters

@@ -23,14 +23,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from packhouse import auditing, pack
-from packhouse.auditing.shard import audit_packs
-from packhouse.auditing.tokens import blank_tokens
-from packhouse.pack.gather import GatherTally
-from packhouse.pack.layout import preference_names, published_schema, to_layout
+from packhouse.auditing.shard_audit import audit_packs
+from packhouse.auditing.token_checks import blank_tokens
+from packhouse.pack.gather_tokens import GatherTally
+from packhouse.pack.pack_columns import preference_names, published_schema, to_layout
 from packhouse.recipe import PublishConfig, Recipe
-from packhouse.records.tables import RECORDS, read_table, write_batches
+from packhouse.records.table_schemas import RECORDS, read_table, write_batches
 from packhouse.registry import function_of_addon
-from packhouse.run.packed import read_packs, read_placed
+from packhouse.run.pack_results import read_packs, read_placed
 from packhouse.run.step import AnyJob, Job, JobContext, Step
 from packhouse.run.steps.format import FORMAT
 from packhouse.run.steps.pack import (
@@ -43,8 +43,8 @@ from packhouse.run.steps.pack import (
 )
 from packhouse.run.steps.tokenize import TOKENIZE
 from packhouse.run.steps.validate import QUARANTINE, VALIDATE, ValidateParameters, may_drop
+from packhouse.store.commit import LocalFile
 from packhouse.store.manifest import FileKind
-from packhouse.store.publish import LocalFile
 from packhouse.system.fingerprint import digest
 from packhouse.system.progress import advance
 from packhouse.tokenize.encoders import read_pipeline
@@ -381,7 +381,7 @@ def write_data_file(
     """Write one file of a split, `<split>-<number>.<ending>`.
 
     Args:
-        packs: one batch per row group, schema `tables.PACKED`.
+        packs: one batch per row group, schema `table_schemas.PACKED`.
         parameters: the file, its layout and format.
         folder: output folder.
     """

@@ -19,22 +19,22 @@ from packhouse import render, tokenize
 from packhouse.errors import ConfigError
 from packhouse.pack import dedup
 from packhouse.read import SourceShard
-from packhouse.read.files import source_name
+from packhouse.read.source_files import source_name
 from packhouse.recipe import DedupConfig, FormatConfig, Recipe, TokenizeConfig
-from packhouse.recipe.settings import TEMPLATES, is_renderer
-from packhouse.records.identity import num_rows, rewrites
-from packhouse.records.pairs import REJECTED, both_sides
-from packhouse.records.tables import REFUSED, read_table, write_table
+from packhouse.recipe.sections import TEMPLATES, is_renderer
+from packhouse.records.preference_pairs import REJECTED, both_sides
+from packhouse.records.record_ids import num_rows, rewrites
+from packhouse.records.table_schemas import REFUSED, read_table, write_table
 from packhouse.registry import function_of_addon
-from packhouse.render.sandbox import pinned_date
-from packhouse.run.cache import Receipt
-from packhouse.run.rendering import (
+from packhouse.render.jinja_sandbox import pinned_date
+from packhouse.render.renderer import (
     cuts_windows,
     max_record_tokens,
     render_shard,
     run_template,
 )
 from packhouse.run.step import AnyJob, Job, JobContext, Step
+from packhouse.run.step_cache import Receipt
 from packhouse.run.steps.validate import (
     VALIDATE,
     ShardCounts,
@@ -44,8 +44,8 @@ from packhouse.run.steps.validate import (
 )
 from packhouse.system.plugins import plugin_key, plugin_names
 from packhouse.system.wording import near_files, near_name
-from packhouse.tokenize.loading import check_unchanged, tokenizer_folder
 from packhouse.tokenize.pretokenized import text_of_given
+from packhouse.tokenize.tokenizer_loading import check_unchanged, tokenizer_folder
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

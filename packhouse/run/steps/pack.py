@@ -31,25 +31,30 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from packhouse import pack
-from packhouse.pack import dedup, splitting
+from packhouse.pack import dedup, train_eval_split
 from packhouse.pack.dedup import DedupFacts, deduplicate, facts_of
-from packhouse.pack.gather import GatherTally, PackStatistics
+from packhouse.pack.gather_tokens import GatherTally, PackStatistics
 from packhouse.pack.overlength import REASONS, Admitted, apply_over_length, join_admitted
-from packhouse.pack.plan import STRATEGIES, IndexArray, PackPlan, join_plans, plan_packs
-from packhouse.pack.splitting import goes_to_eval, join_equal, mixed_keys
-from packhouse.read.files import source_name
+from packhouse.pack.strategies import STRATEGIES, IndexArray, PackPlan, join_plans, plan_packs
+from packhouse.pack.train_eval_split import goes_to_eval, join_equal, mixed_keys
+from packhouse.read.source_files import source_name
 from packhouse.recipe import MIXING, DedupConfig, PackConfig, Recipe, SourceConfig, SplitConfig
-from packhouse.recipe.audit import OnMatch
-from packhouse.records.identity import number_all_rows, number_rows
+from packhouse.recipe.audit_section import OnMatch
+from packhouse.records.arrays import Bools, Int32s, Int64s, flat_list, one_chunk
 from packhouse.records.ledger import RowCounts
-from packhouse.records.lists import flat_list, one_chunk
-from packhouse.records.tables import OUTCOMES, TOKENIZED, read_table, write_batches, write_table
+from packhouse.records.record_ids import number_all_rows, number_rows
+from packhouse.records.table_schemas import (
+    OUTCOMES,
+    TOKENIZED,
+    read_table,
+    write_batches,
+    write_table,
+)
 from packhouse.registry import function_of_addon
 from packhouse.run.step import Job, JobContext, Step
 from packhouse.run.steps.format import FINGERPRINTS, FORMAT, FormatParameters, conversations
 from packhouse.run.steps.tokenize import TOKENIZE, TokenizeParameters
 from packhouse.run.steps.validate import VALIDATE, ValidateParameters
-from packhouse.system.arrays import Bools, Int32s, Int64s
 from packhouse.system.plugins import plugin_key
 
 # The shards in order: key of the tokenize step, number of the first record, number of records.
@@ -193,7 +198,7 @@ class Selection:
     """The records of all shards, and which of them are packed."""
 
     shards: Sequence[pa.Table]
-    """Schema `tables.TOKENIZED`."""
+    """Schema `table_schemas.TOKENIZED`."""
     bounds: Int64s
     names: list[str]
     """Source of each shard."""
@@ -374,11 +379,11 @@ class MappedTables(Sequence[pa.Table]):
 # after tokenize, so that another weight costs only a plan and a gather: on Alpaca, 3.9 s of CPU
 # instead of 10.7 s.
 #
-# A row is taken, repeated or left out with all its records (see `packhouse.records.identity`). Each
-# choice is a pure function of the row's key and the source's seed, so it does not depend on order,
-# shards or other sources. Appended rows do not change the choice for earlier ones, except that they
-# may push rows out over `max_records`. If a row is taken twice, each of its sequences is packed
-# twice; all share one group key and so one split. Costs 100 ns per record.
+# A row is taken, repeated or left out with all its records (see `packhouse.records.record_ids`).
+# Each choice is a pure function of the row's key and the source's seed, so it does not depend on
+# order, shards or other sources. Appended rows do not change the choice for earlier ones, except
+# that they may push rows out over `max_records`. If a row is taken twice, each of its sequences is
+# packed twice; all share one group key and so one split. Costs 100 ns per record.
 
 
 def times_of(keys: pa.Array, config: SourceConfig) -> Int32s:
@@ -452,7 +457,7 @@ def mix(
     Args:
         admitted: records that can be packed.
         bounds: number of each shard's first record.
-        shards: schema `tables.TOKENIZED`; read only if a source is sampled.
+        shards: schema `table_schemas.TOKENIZED`; read only if a source is sampled.
         validated: validated conversations of each shard; read only if a source is sampled.
         names: source name of each shard.
         recipe: recipe; reads `sources` and `format.reasoning`.
@@ -662,7 +667,7 @@ def _counts(selection: Selection) -> dict[str, Any]:
 PACK = Step(
     name="pack",
     title="Plan the packs of the whole dataset.",
-    version=f"1.{pack.VERSION}.{splitting.VERSION}.{dedup.VERSION}",
+    version=f"1.{pack.VERSION}.{train_eval_split.VERSION}.{dedup.VERSION}",
     libraries=("numpy", "pyarrow"),
     facts=PackFacts,
     compute=compute,

@@ -12,20 +12,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from packhouse.auditing.gate import check_audit
+from packhouse.auditing.audit_limits import check_audit
 from packhouse.errors import PackhouseError
 from packhouse.pack.dedup import DedupFacts
-from packhouse.pack.gather import PackStatistics
+from packhouse.pack.gather_tokens import PackStatistics
 from packhouse.read.where_select import expression_libraries
 from packhouse.recipe import PublishConfig, Recipe
-from packhouse.recipe.model import plugins_of
-from packhouse.recipe.settings import HUB_NAME
-from packhouse.records.gates import GateResult
-from packhouse.records.ledger import LedgerLine, ledger_of
-from packhouse.records.render_counts import RenderCounts
+from packhouse.recipe.recipe import plugins_of
+from packhouse.recipe.sections import HUB_NAME
+from packhouse.records.gate_results import GateResult
+from packhouse.records.ledger import LedgerLine, RenderCounts, ledger_of
 from packhouse.registry import function_of_addon, has_function
-from packhouse.run.cache import Receipt
 from packhouse.run.step import AnyStep, Job, JobContext, Step
+from packhouse.run.step_cache import Receipt
 from packhouse.run.steps.audit import AUDIT, combine_audits
 from packhouse.run.steps.files import FILE_SETTINGS, FILES, local_files
 from packhouse.run.steps.format import FORMAT
@@ -40,10 +39,10 @@ from packhouse.store import (
     open_version,
     publish_version,
 )
-from packhouse.store.evolution import ref_gates, schema_gate
 from packhouse.store.manifest import SideCounts, TokenizerFacts, read_audit
+from packhouse.store.schema_drift import ref_gates, schema_gate
 from packhouse.system.fingerprint import digest, library_versions
-from packhouse.tokenize.loading import check_unchanged, fingerprinted_bytes
+from packhouse.tokenize.tokenizer_loading import check_unchanged, fingerprinted_bytes
 
 STEPS_BEFORE: tuple[AnyStep, ...] = (VALIDATE, FORMAT, TOKENIZE, PACK, SPLIT, AUDIT, FILES)
 """All steps before publish."""

@@ -13,13 +13,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packhouse.pack.splitting import LeakCheck
+from packhouse.pack.train_eval_split import LeakCheck
 from packhouse.recipe import Recipe, SplitConfig
-from packhouse.records.identity import num_different
 from packhouse.records.ledger import RowCounts
-from packhouse.run.cache import Receipt, Workspace
-from packhouse.run.packed import read_records
+from packhouse.records.record_ids import num_different
+from packhouse.run.pack_results import read_records
 from packhouse.run.step import Job, JobContext, Step
+from packhouse.run.step_cache import Receipt, Workspace
 from packhouse.run.steps.pack import PACK, PackParameters, Side
 from packhouse.store.manifest import SideCounts
 from packhouse.system.fingerprint import canonical_json

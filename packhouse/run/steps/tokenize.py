@@ -9,13 +9,13 @@ import pyarrow.compute as pc
 from packhouse import tokenize
 from packhouse.read import SourceShard
 from packhouse.recipe import Recipe, TokenizeConfig
-from packhouse.records.tables import REFUSED, read_table
+from packhouse.records.table_schemas import REFUSED, read_table
 from packhouse.run.step import Job, JobContext, Step
 from packhouse.run.steps.format import FORMAT, FormatParameters
 from packhouse.run.steps.validate import VALIDATE, ShardCounts, write_quarantined
 from packhouse.store.manifest import TokenizerFacts
 from packhouse.tokenize import run_tokenizer, tokenize_shard
-from packhouse.tokenize.loading import check_unchanged, tokenizer_bytes
+from packhouse.tokenize.tokenizer_loading import check_unchanged, tokenizer_bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,26 +14,24 @@ import pyarrow as pa
 from packhouse import read
 from packhouse.errors import ConfigError, SourceError
 from packhouse.read import SourceShard, read_shard, scan_source, with_raw_rows
-from packhouse.read.extra_fields import MIN_ROWS, MIN_SHARE, UnreadText
-from packhouse.read.files import source_name
-from packhouse.read.shards import MAX_SHARD_BYTES
-from packhouse.read.streams import name_row
+from packhouse.read.compression import name_row
+from packhouse.read.sharding import MAX_SHARD_BYTES
+from packhouse.read.source_files import source_name
+from packhouse.read.unread_fields import MIN_ROWS, MIN_SHARE, UnreadText
 from packhouse.read.where_select import expression_key
 from packhouse.recipe import MIXING, Recipe, SourceConfig, ValidateConfig
-from packhouse.recipe.settings import PipelineChoice
-from packhouse.recipe.source import DETECTED, ROW_FORMATS
-from packhouse.records import messages
-from packhouse.records.identity import GroupBy
-from packhouse.records.ledger import Filter, RowCounts, filters_of
-from packhouse.records.render_counts import RenderCounts
-from packhouse.records.tables import REFUSED, read_table, write_table
-from packhouse.run.cache import AnyReceipt, Receipt
+from packhouse.recipe.sections import DETECTED, ROW_FORMATS, PipelineChoice
+from packhouse.records import message_rules
+from packhouse.records.ledger import Filter, RenderCounts, RowCounts, filters_of
+from packhouse.records.record_ids import GroupBy
+from packhouse.records.table_schemas import REFUSED, read_table, write_table
 from packhouse.run.step import Job, JobContext, Step
+from packhouse.run.step_cache import AnyReceipt, Receipt
 from packhouse.system.escaping import for_terminal
 from packhouse.system.plugins import plugin_key
 from packhouse.system.worker import start_early
-from packhouse.tokenize.loading import check_unchanged
 from packhouse.tokenize.pretokenized import GIVEN_VERSION, read_given
+from packhouse.tokenize.tokenizer_loading import check_unchanged
 
 QUARANTINE = "quarantined.arrow"
 """Bad rows of a shard, in the folder of the step that rejected them."""
@@ -269,7 +267,7 @@ def compute(work: JobContext[ValidateParameters], folder: Path) -> ValidateFacts
     For pairs, `rejected.arrow` holds the rejected conversations. For rows that are already
     tokenized, `tokens.arrow` holds the tokens that the tokenize step passes on.
     """
-    start_early("packhouse.run.rendering")  # format runs next, and its worker takes time to start
+    start_early("packhouse.render.renderer")  # format runs next, and its worker takes time to start
     parameters = work.parameters
     rows = read_shard(parameters.shard, parameters.source, parameters.rules, parameters.group_by)
     if parameters.tokenizer is not None:
@@ -316,7 +314,7 @@ def write_quarantined(
     Args:
         work: job with the shard of the rows.
         folder: folder of the step.
-        rows: schema `tables.QUARANTINED`.
+        rows: schema `table_schemas.QUARANTINED`.
         before: receipts of earlier steps for the same shard.
 
     Returns:
@@ -343,7 +341,7 @@ def write_with_reasons(path: Path, rows: pa.Table) -> dict[str, int]:
 VALIDATE = Step(
     name="validate",
     title="Read raw rows and separate conversations from bad rows.",
-    version=f"1.{read.VERSION}.{messages.VERSION}",
+    version=f"1.{read.VERSION}.{message_rules.VERSION}",
     libraries=("numpy", "orjson", "pyarrow"),
     facts=ValidateFacts,
     compute=compute,

@@ -1,0 +1,1271 @@
+"""Find all possible readings of a file's rows, with the fields that each leaves out.
+
+Field names and values only produce readings and rank them. `choose_format` accepts a reading if it
+is the only one based on known field names and leaves no text unread; otherwise the user chooses.
+
+    {"query": ..., "reply": ...}                  one reading: query asks, reply answers
+    {"query": ..., "original": ..., "reply": ...} two: query or original asks, and the other is
+                                                  left out
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from packhouse.addons.init.file_survey import Field, Layout
+from packhouse.read.chat_messages import SPEAKERS
+from packhouse.read.conversation_formats import is_transcript
+from packhouse.read.json_parsing import parse_text
+from packhouse.read.row_formats import MESSAGE_FIELDS, row_format_of, row_formats
+from packhouse.read.single_turn_formats import TextFields
+from packhouse.read.unread_fields import UNSPACED
+from packhouse.system.wording import counted
+
+# Words in field names. Words in `_LIKELY_*` are not evidence; they only produce candidates.
+
+_QUESTION = (
+    "question instruction prompt query ask user human problem request input inputs 问题 提问 问 "
+    "指令 質問 질문 vraag domanda soru pytanie fråga spørgsmål frage pregunta pergunta вопрос soal"
+).split()
+_ANSWER = (
+    "solution answer output response completion assistant reply bot gpt chosen target targets 答案 "
+    "回答 答 输出 回复 답변 答え antwoord risposta cevap odpowiedź svar antwort respuesta resposta "
+    "réponse ответ jawaban"
+).split()
+_LIKELY_QUESTION = (
+    "q patient customer utterance task title source src document article text passage"
+).split()
+_LIKELY_ANSWER = "a doctor agent chatbot tgt summary highlights result translation".split()
+_PLAIN = ("text", "content", "body")
+_CONTEXT = (
+    "context input background passage reference material paragraph document article story evidence "
+    "knowledge schema sql_context 背景 输入"
+).split()
+_SYSTEM = "system sys persona".split()
+_REASONING = "reasoning thinking thought thoughts cot rationale chain_of_thought".split()
+_TOOLS = ("tools", "functions", "available_tools", "tool_definitions")
+_FILLERS = frozenset("text content body string message msg prompt field".split())
+"""Last words that are ignored, as in `question_text`."""
+_GOOD = frozenset("chosen preferred better best good winning accepted positive".split())
+_BAD = frozenset(
+    "rejected dispreferred wrong incorrect bad worse worst negative losing non".split()
+)
+_ID_WORDS = frozenset("id ids uuid hash index".split())
+_LABEL_WORDS = _ID_WORDS | frozenset(
+    "source sources origin url link date time type kind category categories "
+    "topic subject domain tag tags lang language license licence model dataset split subset author "
+    "difficulty level score len length count num name file path".split()
+)
+"""Words in names of ids, sources, categories and other metadata."""
+_ORIGIN_WORDS = _LABEL_WORDS - frozenset(
+    "type kind category categories topic subject domain tag tags level difficulty score".split()
+)
+"""Words in names of fields that describe the origin of a text rather than its content."""
+_SCORES = ("similarity", "similarity_score", "score", "label", "is_duplicate")
+"""Names of fields with the similarity of two texts."""
+_DIALOG = frozenset("dialog dialogue dialogs conversation conversations turns chat talk".split())
+"""Words in names of fields that contain turns as a list of texts."""
+
+_CLASSES = frozenset(("label", "class", "intent", "sentiment", "emotion", "target"))
+_SPEAKER_KEYS = ("role", "from", "speaker", "sender", "author", "who", "name", "user")
+_CONTENT_KEYS = ("content", "value", "text", "message", "utterance", "body", "msg")
+_USERS = frozenset(
+    "user human customer client patient person prompter question student visitor caller kunde 用户 "
+    "问 患者".split()
+)
+_ASSISTANTS = frozenset(
+    "assistant gpt bot ai model agent chatgpt chatbot doctor answer claude llm 助手 "
+    "机器人 答 医生".split()
+)
+_MAX_EMPTY = 0.1
+"""Largest share of a layout's rows that may not fit a format; they become bad rows."""
+_MAX_CLASSES = 200
+_SHOWN = 6
+"""Number of candidates shown."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """One way to read the rows of a file."""
+
+    settings: Mapping[str, Any]
+    """Keys of the recipe's source."""
+    reads: Mapping[str, str] = field(default_factory=dict)
+    """Role of each field that is read, by the field's name in the file."""
+    is_sure: bool = True
+    """False if only the order of the fields or a likely name suggests the roles."""
+    template: str = ""
+    """Template of the recipe, unless it is the usual one."""
+
+    @property
+    def trained(self) -> set[str]:
+        """Names of the fields that are trained."""
+        return {name for name, ours in self.reads.items() if ours in _TRAINED}
+
+    @property
+    def prompt(self) -> str | None:
+        """Name of the field with the prompt."""
+        by_role = {ours: name for name, ours in self.reads.items()}
+        return by_role.get("prompt") or by_role.get("question") or by_role.get("instruction")
+
+
+def _reading(
+    row_format: str, reads: Mapping[str, str], *, is_sure: bool = False, **settings: Any
+) -> Reading:
+    kept = {key: value for key, value in settings.items() if value}
+    return Reading(settings={"format": row_format, **kept}, reads=reads, is_sure=is_sure)
+
+
+TEMPLATED = "messages, without the marks of a chat template"
+TALK = "messages, without the names of their speakers"
+_TRAINED = {
+    *(TEMPLATED, TALK),
+    *("answer", "completion", "output", "response", "chosen", "text", "messages", "conversations"),
+    *("transcript", "label", "answers", "paragraphs", "input_ids"),
+}
+
+
+def readings_of(layout: Layout, fields: Mapping[str, Field]) -> list[Reading]:
+    """Return all readings of one layout, the most likely first.
+
+    Args:
+        layout: a layout with at least one example.
+        fields: counts of each field's values over the whole file.
+
+    Example:
+        >>> rows = Layout(1, [(0, {"id": 1, "query": "1 + 1?", "reply": "It is 2."})])
+        >>> [each.settings for each in readings_of(rows, {})]
+        [{'format': 'prompt_completion', 'fields': {'prompt': 'query', 'completion': 'reply'}}]
+    """
+    rows = layout.rows
+    if all(isinstance(row, list) for row in rows):
+        is_known = row_format_of(rows[0], {}) == "messages"
+        return [Reading(settings={"format": "messages"})] if is_known else []
+    rows = [row for row in rows if isinstance(row, dict)]
+    if not rows or {"role", "content"} <= rows[0].keys():  # each row is a single message
+        return []
+    found = [
+        *_natural(rows, fields),
+        *_preferences(rows),
+        *_messages(rows),
+        *_made_of_lists(rows),
+        *_choices(rows, fields),
+        *_pairs(rows, fields),
+        *_as_json(rows),
+        *_instruct_texts(rows),
+        *_templated_texts(rows),
+    ]
+    found = [_with_context(each, rows) for each in found]
+    found += [text for each in found for text in _without_prompt(each, rows)]
+    if not found and not has_only_questions(rows):
+        found = list(_plain(rows, fields))
+    different: list[Reading] = []
+    for each in found:
+        # Drop a reading that uses fewer fields than another one and trains nothing else.
+        is_less = any(
+            each.reads.keys() < {n for n, ours in other.reads.items() if ours != "reasoning"}
+            and "answer, as JSON" not in other.reads.values()
+            and each.trained <= other.trained
+            and (other.is_sure or not each.is_sure)
+            and each.settings["format"] != "text"  # training on the text itself or on its class
+            for other in found
+        )
+        if not is_less and not any(dict(each.reads) == dict(d.reads) for d in different):
+            different.append(each)
+    for vary in (_with_verdicts, _with_speakers, _with_talks, _with_ends, _with_splits):
+        different = [made for each in different for made in vary(each, rows, fields)]
+    return sorted(different, key=lambda each: not each.is_sure)
+
+
+# Formats whose field names occur in the rows.
+
+
+def _natural(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Iterator[Reading]:
+    for name, known in row_formats().items():
+        fitting = [
+            row
+            for row in rows
+            if known.fits(tuple(row), {}) and known.holds(row, known.names(tuple(row), {}))
+        ]
+        if len(fitting) < (1 - _MAX_EMPTY) * len(rows):
+            continue
+        names = known.names(list(rows[0]), {})
+        if isinstance(known, TextFields):
+            turns = [names[ours] for _, ours in known.turns]
+            if not any(all(isinstance(row[name], str) for name in turns) for row in rows):
+                continue
+        more: dict[str, str] = {}
+        if name in ("chat", "sharegpt"):
+            yield from _of_messages(names[next(iter(known.required))], fitting)
+            continue
+        labels: list[str] | None = []
+        if name == "classification":
+            labels = _label_names(fields.get(names["label"]))
+        if labels is None:
+            continue
+        if (
+            name == "preference"
+            and "prompt" not in names
+            and isinstance(rows[0][names["chosen"]], str)
+        ):
+            rest = [n for n in rows[0] if n not in names.values()]
+            more = {"prompt": best} if (best := _best(rest, _QUESTION)) else {}
+            prompts = [each for each in _texts_of(rest, rows) if _has_text(each, fields)]
+            if prompts and best is None and marks_in(rows, [names["chosen"]]) is None:
+                chosen = {theirs: ours for ours, theirs in names.items()}
+                for each in prompts:
+                    yield _reading(name, {each: "prompt", **chosen}, fields={"prompt": each})
+                continue
+        if isinstance(known, TextFields) and known.answers == "required":
+            # The context of a question and the reasoning of an answer, if the format reads them.
+            texts = _texts_of([n for n in rows[0] if n not in names.values()], rows)
+            beside = {"reasoning": _best(texts, _REASONING)}
+            contexts = [each for each in texts if each.lower() in _CONTEXT]
+            if "context" not in names and len(contexts) == 1:
+                beside["context"] = contexts[0]
+            more = {part: each for part, each in beside.items() if each and part in known.optional}
+        reads = {theirs: ours for ours, theirs in (names | more).items()}
+        rest = [each for each in rows[0] if each not in reads]
+        # If the text has annotations next to it, training on the text alone may be wrong.
+        is_marked = name == "text" and any(
+            isinstance(value, list) and value and isinstance(value[0], dict)
+            for row in rows
+            for value in row.values()
+        )
+        classes = list(_classes(names["text"], rest, fields)) if name == "text" else []
+        is_sure = not classes and not is_marked
+        yield _reading(name, reads, is_sure=is_sure, fields=dict(more), label_names=labels)
+        yield from classes
+        if "reasoning" in more:
+            del more["reasoning"]
+            kept = {theirs: ours for theirs, ours in reads.items() if ours != "reasoning"}
+            yield _reading(name, kept, is_sure=True, fields=more)
+
+
+def _classes(text: str, names: Sequence[str], fields: Mapping[str, Field]) -> Iterator[Reading]:
+    """Yield classification readings of a text, one for each field with few distinct values.
+
+    Fields with a source, language or id are skipped.
+    """
+    for name in names:
+        held = fields.get(name)
+        if held is None or not held.has_few_values or set(_words(name)) & _ORIGIN_WORDS:
+            continue
+        num_rows = held.kinds.total() - held.kinds["nothing"]
+        if not 1 < len(held.values) <= max(2, num_rows / 2) and name not in _CLASSES:
+            continue
+        reads = {text: "text", name: "label"}
+        if held.values.keys() == {False, True} and held.kind == "true or false":
+            select = {"text": _sql(text), "label": f"CAST({_sql(name)} AS INTEGER)"}
+            yield _reading("classification", reads, select=select, label_names=["false", "true"])
+        elif (labels := _label_names(held)) is not None:
+            usual = row_formats()["classification"].names([text, name], {})
+            renamed = {ours: theirs for theirs, ours in reads.items() if usual.get(ours) != theirs}
+            yield _reading("classification", reads, fields=renamed, label_names=labels)
+
+
+def _label_names(label: Field | None) -> list[str] | None:
+    """Return the class names of a label field, or None if it contains no labels."""
+    if label is None or not label.has_few_values or not 0 < len(label.values) <= _MAX_CLASSES:
+        return None
+    texts = [value for value in label.values if isinstance(value, str)]
+    if any(not text.strip().isdigit() for text in texts):
+        return None if len(texts) < len(label.values) or label.num_texts else sorted(texts)
+    if not all(type(value) in (int, str) for value in label.values):
+        return None
+    return [str(n) for n in range(max(map(int, label.values)) + 1)]
+
+
+# Messages with any names of their field and keys.
+
+
+def _messages(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
+    for name in rows[0]:
+        values = [row.get(name) for row in rows]
+        if all(is_transcript(value) for value in values):
+            known = row_formats()["transcript"].names([name], {})
+            fields = {} if known else {"transcript": name}
+            yield _reading("transcript", {name: "transcript"}, is_sure=True, fields=fields)
+        elif name not in MESSAGE_FIELDS or row_format_of(rows[0], {}) not in ("chat", "sharegpt"):
+            yield from _of_messages(name, rows)
+
+
+def _of_messages(name: str, rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
+    """Yield readings of rows with messages in the field `name`.
+
+    Example:
+        >>> said = [{"speaker": "human", "text": "1+1?"}, {"speaker": "bot", "text": "2"}]
+        >>> (reading,) = _of_messages("talk", [{"talk": said}])
+        >>> reading.settings["fields"], reading.settings["roles"]
+        ({'messages': 'talk', 'role': 'speaker', 'content': 'text'}, {'bot': 'assistant'})
+    """
+    if name in ("chosen", "rejected"):
+        return
+    lists = [
+        parse_text(value)[0] if isinstance(value, str) and value.lstrip()[:1] == "[" else value
+        for value in (row.get(name) for row in rows)
+    ]
+    talks = [messages for messages in lists if isinstance(messages, list) and messages]
+    if len(talks) < len(lists):
+        return
+    said = [message for messages in talks for message in messages]
+    if not all(isinstance(message, dict) for message in said):
+        return
+    speaker = next((k for k in _SPEAKER_KEYS if all(type(m.get(k)) is str for m in said)), None)
+    texts = [message for message in said if not message.get("tool_calls")]
+    keys = (key for key in _CONTENT_KEYS if key != speaker)
+    content = next((key for key in keys if all(key in message for message in texts)), None)
+    if speaker is None or content is None:
+        return
+    row_format = "sharegpt" if speaker == "from" and content == "value" else "chat"
+    if not any(len({message[speaker] for message in messages}) > 1 for messages in talks):
+        return  # only one speaker: a prompt or an answer
+    ours = {"role": speaker, "content": content}
+    usual = {"role": "from", "content": "value"} if row_format == "sharegpt" else {}
+    fields = {key: theirs for key, theirs in ours.items() if theirs != usual.get(key, key)}
+    known = row_formats()[row_format]
+    if name not in MESSAGE_FIELDS:
+        fields = {next(iter(known.required)): name, **fields}
+    beside = known.names([n for n in rows[0] if n != name], {})
+    reads = {name: "messages"} | {n: ours for ours, n in beside.items() if n not in MESSAGE_FIELDS}
+    choices = _roles_of([[message[speaker] for message in messages] for messages in talks])
+    for roles in choices:
+        yield _reading(row_format, reads, is_sure=len(choices) == 1, fields=fields, roles=roles)
+
+
+def _roles_of(speakers: list[list[str]]) -> list[dict[str, str]]:
+    """Return roles for unknown speaker names, in several ways if the roles are ambiguous.
+
+    Rows with a rare unknown name are left to `prepare`, which quarantines them.
+    """
+    rows_with = Counter(name for names in speakers for name in dict.fromkeys(names))
+    least = _MAX_EMPTY * len(speakers)
+    unknown = [name for name, rows in rows_with.items() if name not in SPEAKERS and rows > least]
+    roles: dict[str, str] = {}
+    for name in unknown:
+        words = set(_words(name))
+        role = "user" if words & _USERS else "assistant" if words & _ASSISTANTS else ""
+        role = role or ("system" if "system" in words else "")
+        if role:
+            roles[name] = role
+    rest = [name for name in unknown if name not in roles]
+    if len(rest) == 2 and not roles:  # the first speaker is probably the user
+        first = Counter(names[0] for names in speakers).most_common(1)[0][0]
+        both = sorted(rest, key=lambda name: name != first)
+        parts = ("user", "assistant")
+        return [dict(zip(names, parts, strict=True)) for names in (both, both[::-1])]
+    if len(rest) == 1 and "assistant" in roles.values():
+        return [roles | {rest[0]: "user"}]
+    return [] if rest else [roles]
+
+
+# Question and answer in separate fields.
+
+
+def _pairs(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Iterator[Reading]:
+    texts = [
+        name
+        for name in _texts_of(rows[0], rows)
+        if sum(isinstance(row[name], str) for row in rows) > (1 - _MAX_EMPTY) * len(rows)
+    ]
+    if any(name.lower() in _SCORES for name in rows[0]):
+        # If `text1` and `text2` come with a score, neither is an answer to the other.
+        stems = Counter(re.sub(r"[\W_]*\d$", "", name) for name in texts)
+        texts = [name for name in texts if stems[re.sub(r"[\W_]*\d$", "", name)] == 1]
+    if {"anchor", "positive"} <= rows[0].keys():  # similar texts, for an embedding model
+        texts = [name for name in texts if name not in ("anchor", "positive", "negative")]
+    free = [
+        name
+        for name in texts
+        if not _words_of_label(name)
+        and _rank(name, _SYSTEM) is None
+        and not _is_class(name)
+        and not _BAD & {*_words(name)}
+    ]
+    if (held := fields.get("source")) and explanation("source", held, held.kinds.total()):
+        free = [name for name in free if name != "source"]  # not the source of a translation
+    asking, answering = _called(free, _QUESTION), _called(free, _ANSWER)
+    is_sure = bool(asking and answering)
+    others = [name for name in free if _has_text(name, fields) and name not in asking + answering]
+    # Without a name for the answer, the second question may be one, as in `question` and `query`.
+    guesses = [name for name in others if "context" not in _words(name)] + asking[1:]
+    asking = asking or _called(others, _LIKELY_QUESTION) or others
+    answering = answering or _called(others, _LIKELY_ANSWER) or guesses
+    pairs = [(question, answer) for question in asking for answer in answering]
+    for question, answer in pairs[: 2 * _SHOWN]:
+        if question != answer:
+            yield from _pair(question, answer, texts, rows, is_sure=is_sure)
+
+
+def _called(names: Sequence[str], known: Sequence[str]) -> list[str]:
+    """Return the names that match known ones, the best match first."""
+    ranked = [(rank, name) for name in names if (rank := _rank(name, known)) is not None]
+    return [name for _, name in sorted(ranked, key=lambda item: item[0])]
+
+
+def _has_text(name: str, fields: Mapping[str, Field]) -> bool:
+    """Return True if a field contains text, or short values of several words."""
+    if name not in fields or fields[name].num_texts:
+        return True
+    return any(
+        isinstance(value, str) and (" " in value.strip() or UNSPACED.search(value))
+        for value in fields[name].values
+    )
+
+
+def _pair(
+    question: str, answer: str, texts: Sequence[str], rows: Sequence[Any], *, is_sure: bool
+) -> Iterator[Reading]:
+    """Yield readings of a question and its answer, with and without the reasoning.
+
+    Both include the context and the system prompt if the rows have them.
+    """
+    rest = [name for name in texts if name not in (question, answer)]
+    contexts = [name for name in rest if name.lower() in _CONTEXT]
+    row_format, ours = "prompt_completion", ("prompt", "completion")
+    if len(contexts) == 1:
+        row_format, ours = "question_answer", ("question", "answer")
+    fields = dict(zip(ours, (question, answer), strict=True))
+    if len(contexts) == 1:
+        fields["context"] = contexts[0]
+    if system := _best(rest, _SYSTEM):
+        fields["system"] = system
+    reasoning = _best([n for n in rest if n not in fields.values()], _REASONING)
+    usual = row_formats()[row_format].names(rows[0], {})
+    for more in ({"reasoning": reasoning}, {}) if reasoning else ({},):
+        reads = {name: ours for ours, name in (fields | more).items()}
+        renamed = {ours: name for name, ours in reads.items() if usual.get(ours) != name}
+        yield _reading(row_format, reads, is_sure=is_sure, fields=renamed)
+
+
+def _plain(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Iterator[Reading]:
+    """Yield readings of the only text of a row: about the other fields, or trained as a whole."""
+    sentences = [n for n in _texts_of(rows[0], rows) if n not in fields or fields[n].num_texts]
+    others = [n for n in rows[0] if n not in sentences and not _ID_WORDS & {*_words(n)}]
+    if len(sentences) == 1 and any(isinstance(rows[0][name], dict | list) for name in others):
+        yield _in_json(rows, {"question": sentences, "answer": others})
+        yield _in_json(rows, {"question": others, "answer": sentences})
+    objects = [name for name in others if all(isinstance(row[name], dict) for row in rows)]
+    if not sentences and len(objects) == 2:
+        for asks, says in (objects, objects[::-1]):
+            yield _in_json(rows, {"question": [asks], "answer": [says]})
+    texts = [name for name in _texts_of(rows[0], rows) if _has_text(name, fields)]
+    if len(texts) == 1 and texts[0] != "text":
+        is_named = texts[0].lower() in _PLAIN
+        has_lists = any(isinstance(value, list | dict) and value for value in rows[0].values())
+        is_question = _rank(texts[0], _QUESTION) is not None
+        labels = [n for n in rows[0] if n != texts[0] and (_is_class(n) or not is_question)]
+        classes = list(_classes(texts[0], labels, fields))
+        is_sure = is_named and not has_lists and not classes
+        if not is_question:
+            yield _reading("text", {texts[0]: "text"}, is_sure=is_sure, fields={"text": texts[0]})
+        yield from classes
+
+
+def _without_prompt(reading: Reading, rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
+    """Yield a reading of the answers as plain text if hardly a row has a prompt.
+
+    Example:
+        >>> found = readings_of(Layout(1, [(0, {"prompt": "", "completion": "It rains."})]), {})
+        >>> [each.settings for each in found if not each.is_sure]
+        [{'format': 'text', 'fields': {'text': 'completion'}}]
+    """
+    texts = _texts_of(reading.trained, rows)
+    others = [name for name in reading.reads if name not in texts]
+    num_asked = sum(any(str(row.get(n) or "").strip() for n in others) for row in rows)
+    if reading.prompt and len(texts) == 1 and num_asked <= _MAX_EMPTY * len(rows):
+        yield _reading("text", {texts[0]: "text"}, fields={"text": texts[0]})
+
+
+# Preferred and rejected answers.
+
+
+def _preferences(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
+    """Yield a reading of two answers ranked by their names: `better_output`, `worse_output`."""
+    words = {name: set(_words(name)) for name in rows[0]}
+    bad = [name for name in words if words[name] & _BAD]
+    pairs = [
+        (one, other)
+        for one in words
+        for other in bad
+        if words[one] & _GOOD and words[one] - _GOOD == words[other] - _BAD - _GOOD
+    ]
+    if len(pairs) != 1:
+        return
+    prompt = _best([name for name in words if name not in pairs[0]], _QUESTION)
+    if prompt is None:
+        return
+    fields = {"prompt": prompt, "chosen": pairs[0][0], "rejected": pairs[0][1]}
+    if {*pairs[0]} != {"chosen", "rejected"}:
+        reads = {name: ours for ours, name in fields.items()}
+        yield _reading("preference", reads, is_sure=True, fields=fields)
+
+
+_HELD_OUT = frozenset("test testing val valid validation dev eval".split())
+
+
+def _with_splits(
+    reading: Reading, rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]
+) -> list[Reading]:
+    """Return a reading, or two if a field assigns rows to training and test splits.
+
+    The first reads only the training rows, and the second reads all rows.
+    """
+    for name, held in fields.items():
+        values = {str(value).lower(): value for value in held.values}
+        rest = [str(values[each]) for each in values if each not in _HELD_OUT]
+        is_split = {*map(str.lower, rest)} <= {"train", "training"} or "split" in _words(name)
+        if is_split and 0 < len(rest) < len(values) and name not in reading.reads:
+            shown = ", ".join("'" + each.replace("'", "''") + "'" for each in rest)
+            settings = {**reading.settings, "where": f"{_sql(name)} IN ({shown})"}
+            reads = {**reading.reads, name: f"split: {', '.join(rest)} alone"}
+            unsure = replace(reading, is_sure=False)
+            return [replace(unsure, settings=settings, reads=reads), unsure]
+    return [reading]
+
+
+def _with_speakers(
+    reading: Reading, rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]
+) -> list[Reading]:
+    r"""Return a reading, or several if its texts already mark where a turn begins or ends.
+
+    Prompts name the speakers, as chat templates also do, or open a tag that the answer closes;
+    prompts and answers begin with names of speakers; prompts or answers end with a separator.
+
+    Example:
+        >>> rows = [{"prompt": "User: Hi\nBot:", "completion": " Hello"}]
+        >>> found = readings_of(Layout(1, list(enumerate(rows))), {})
+        >>> [(each.template, "select" in each.settings) for each in found]
+        [('', True), ('completion', False), ('', False)]
+    """
+    by_role = {ours: name for name, ours in reading.reads.items()}
+    prompt = reading.prompt
+    talks = [row for row in rows if isinstance(row.get(prompt or ""), str)]
+    texts = [str(row[prompt or ""]) for row in talks]
+    answers = ["\n".join(str(row.get(name)) for name in reading.trained) for row in talks]
+    num_begun = sum(
+        _SPOKEN.match(text) is not None
+        or re.search(_SEPARATOR, text) is not None
+        or re.search(_SEPARATOR, answer) is not None
+        or ((tag := _OPEN.search(text)) is not None and f"</{tag[1]}>" in answer)
+        for text, answer in zip(texts, answers, strict=True)
+    )
+    name = _name_of_answers(texts, answers)
+    if num_begun <= _MAX_EMPTY * len(texts) and name is None:
+        return [reading]
+    unsure = replace(reading, is_sure=False)
+    made = [replace(unsure, template="completion"), unsure]
+    answer = by_role.get("completion") or by_role.get("answer")
+    if not prompt or not answer or len(reading.reads) > 2:
+        return made
+    select = {"prompt": _sql(prompt), "completion": f"ltrim({_sql(answer)})"}
+    if all(map(_ONE_TURN.fullmatch, texts)):
+        what = "names"
+        select["prompt"] = f"regexp_extract({_sql(prompt)}, '{_ONE_TURN.pattern}', 1)"
+    elif any(all(re.search(_SEPARATOR, each) for each in part) for part in (texts, answers)):
+        what = "separators"
+        select = {k: f"regexp_replace({each}, '{_SEPARATOR}', '')" for k, each in select.items()}
+    elif name and not any(f"\n{name}:" in text for text in texts + answers):  # one turn each
+        what = _BOTH_NAMES
+        for ours, begin in {"prompt": _ASKS, "completion": rf"^\s*{name} ?:\s*"}.items():
+            select[ours] = f"regexp_replace({select[ours]}, '{begin}', '')"
+    else:
+        return made
+    reads = {prompt: f"prompt, without {what}", answer: "completion"}
+    return [_reading("prompt_completion", reads, select=select), *made]
+
+
+def _name_of_answers(prompts: Sequence[str], answers: Sequence[str]) -> str | None:
+    """Return the name that answers begin with if prompts begin with the name of who asks.
+
+    Example:
+        >>> _name_of_answers(["User: Hi", "User: Bye"], ["Bot: Hello.", "Bot: See you."])
+        'Bot'
+    """
+    names = Counter(
+        found[1]
+        for prompt, answer in zip(prompts, answers, strict=True)
+        if re.match(_ASKS, prompt) and (found := _SAYS.match(answer))
+    )
+    ((name, number),) = names.most_common(1) or [("", 0)]
+    return name if number and number >= (1 - _MAX_EMPTY) * len(prompts) else None
+
+
+def _with_talks(
+    reading: Reading, rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]
+) -> list[Reading]:
+    r"""Return a reading, or two if its text is a conversation of two named speakers.
+
+    Example:
+        >>> row = {"text": "User: Hi\nModel: Hello"}
+        >>> [list(each.reads.values()) for each in readings_of(Layout(1, [(0, row)]), {})]
+        [['messages, without the names of their speakers'], ['text']]
+    """
+    name, texts = _plain_texts(reading, rows)
+    pairs = Counter(found.groups() for text in texts if (found := _TALK.match(text)))
+    ((speakers, number),) = pairs.most_common(1) or [((), 0)]
+    if not number or number < (1 - _MAX_EMPTY) * len(texts):
+        return [reading]
+    asks, says = speakers
+    header, text = rf"(?:^|\n)[ \t]*({asks}|{says}) ?:\s*", _sql(name)
+    role = f"CASE WHEN role = '{says}' THEN 'assistant' ELSE 'user' END"
+    content = f"regexp_replace(string_split_regex({text}, '{header}')[i + 1], '\\s+$', '')"
+    said = f"{{'role': {role}, 'content': {content}}}"
+    messages = f"list_transform(regexp_extract_all({text}, '{header}', 1), lambda role, i: {said})"
+    begins = f"regexp_matches({text}, '^\\s*{asks} ?:')"
+    select = {"messages": f"CASE WHEN {begins} THEN {messages} END"}
+    return [_reading("chat", {name: TALK}, select=select), replace(reading, is_sure=False)]
+
+
+def _with_context(reading: Reading, rows: Sequence[dict[str, Any]]) -> Reading:
+    """Return a preference reading with the context in its prompt, if the prompt lacks it."""
+    names = {ours: theirs for theirs, ours in reading.reads.items()}
+    texts = _texts_of(rows[0], rows)
+    contexts = [name for name in texts if name.lower() in _CONTEXT and name not in reading.reads]
+    if (
+        reading.settings["format"] != "preference"
+        or names.keys() - {"rejected", "system"} != {"prompt", "chosen"}
+        or not {names["prompt"], names["chosen"]} <= {*texts}
+        or len(contexts) != 1
+        or all(str(row[contexts[0]] or "") in str(row[names["prompt"]]) for row in rows)
+    ):
+        return reading
+    both = f"concat_ws(chr(10), {_sql(names['prompt'])}, nullif({_sql(contexts[0])}, ''))"
+    select = {ours: _sql(theirs) for ours, theirs in names.items()} | {"prompt": both}
+    reads = {**reading.reads, contexts[0]: "context"}
+    return _reading("preference", reads, is_sure=reading.is_sure, select=select)
+
+
+_CONTEXT_OF = {"alpaca": "input", "dolly": "context", "question_answer": "context"}
+"""Field for a question's context, by format."""
+
+
+def with_context(reading: Reading, name: str) -> Reading | None:
+    """Return a reading that also reads a field as the question's context, or None.
+
+    Example:
+        >>> reads = {"ask": "prompt", "output": "completion"}
+        >>> fields = {"prompt": "ask", "completion": "output"}
+        >>> plain = Reading(settings={"format": "prompt_completion", "fields": fields}, reads=reads)
+        >>> with_context(plain, "law").settings["fields"]
+        {'question': 'ask', 'answer': 'output', 'context': 'law'}
+    """
+    row_format = reading.settings["format"]
+    fields, reads = dict(reading.settings.get("fields", {})), dict(reading.reads)
+    if "select" in reading.settings:
+        return None
+    if row_format == "prompt_completion":
+        row_format, ours = "question_answer", {"prompt": "question", "completion": "answer"}
+        reads = {theirs: ours.get(role, role) for theirs, role in reads.items()}
+        fields = {role: theirs for theirs, role in reads.items() if not role.startswith("split")}
+    context = _CONTEXT_OF.get(row_format)
+    if context is None or context in reads.values() or _rank(name, _ANSWER) is not None:
+        return None
+    return replace(
+        reading,
+        settings={**reading.settings, "format": row_format, "fields": {**fields, context: name}},
+        reads={**reads, name: context},
+        is_sure=False,
+    )
+
+
+def _with_verdicts(
+    reading: Reading, rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]
+) -> list[Reading]:
+    """Return a reading, or several if a boolean `label` marks some answers as bad, as in KTO."""
+    settings, label = reading.settings, fields.get("label")
+    is_read = "label" in reading.reads or "label" not in rows[0]
+    if is_read or label is None or False not in label.values or label.kind != "true or false":
+        return [reading]
+    reads = {**reading.reads, "label": "whether the answer is good"}
+    found = [Reading(settings={**settings, "where": "label"}, reads=reads, is_sure=False)]
+    answer = reading.trained
+    if reading.prompt and len(answer) == 1:
+        kto = {"prompt": reading.prompt, "completion": next(iter(answer))}
+        found.append(_reading("kto", reads, fields=kto))
+    return found
+
+
+# Rows that `select` turns into messages, or into a question and an answer.
+
+
+def _sql(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+_KEYS = {"chat": ("role", "content"), "sharegpt": ("from", "value")}
+"""Keys of a message's speaker and content, by format."""
+_BESIDE = ("system", "system_prompt", "tools")
+"""Other fields read by formats with messages."""
+_PROMPTS = (*_QUESTION, "messages")
+
+
+def _made_of_lists(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
+    for row_format in _KEYS:
+        beside = {name: _sql(name) for name in _BESIDE if name in rows[0]}
+        for select, reads, is_sure in (
+            *_nested(rows, row_format),
+            *_in_two_lists(rows, row_format),
+            *_without_answer(rows, row_format),
+        ):
+            reads = {name: name for name in beside} | reads
+            yield _reading(row_format, reads, is_sure=is_sure, select=beside | select)
+    yield from _parts_of_gemini(rows)
+    yield from _lists_of_texts(rows)
+    yield from _with_tools(rows)
+
+
+Made = tuple[dict[str, str], dict[str, str], bool]
+"""The `select` setting, roles by field name, and True if the reading is sure."""
+
+
+def _nested(rows: Sequence[Mapping[str, Any]], row_format: str) -> Iterator[Made]:
+    """Yield readings of messages nested in an object."""
+    if any(_are_messages([row[name] for row in rows], row_format) for name in rows[0]):
+        return
+    for outer in rows[0]:
+        objects = [row[outer] for row in rows]
+        if not all(isinstance(each, dict) for each in objects):
+            continue
+        for inner in MESSAGE_FIELDS:
+            talks = [each.get(inner) for each in objects]
+            if _are_messages(talks, row_format) and not _are_questions(talks, row_format):
+                names = [n for n in _BESIDE if any(each.get(n) for each in objects)]
+                path = f"{_sql(outer)}.{_sql(inner)}"
+                select = {n: f"{_sql(outer)}.{_sql(n)}" for n in names} | {"messages": path}
+                yield select, {outer: "messages"}, True
+
+
+def _parts_of_gemini(rows: Sequence[Mapping[str, Any]]) -> Iterator[Reading]:
+    """Yield a reading of Gemini messages: roles `user` and `model`, and texts in `parts`."""
+    said = [message for row in rows for message in row.get("contents") or ()]
+    if not said or not all(
+        isinstance(message, dict)
+        and message.keys() == {"role", "parts"}
+        and message["role"] in ("user", "model")
+        and isinstance(message["parts"], list)
+        and all(isinstance(part, dict) and part.keys() == {"text"} for part in message["parts"])
+        for message in said
+    ):
+        return
+    messages = (
+        "list_transform(contents, lambda m: {'role': CASE m.role WHEN 'model' THEN 'assistant' "
+        "ELSE m.role END, 'content': array_to_string(list_transform(m.parts, lambda p: p.text), "
+        "'')})"
+    )
+    yield _reading("chat", {"contents": "messages"}, is_sure=True, select={"messages": messages})
+
+
+def _in_two_lists(rows: Sequence[Mapping[str, Any]], row_format: str) -> Iterator[Made]:
+    """Yield readings of a prompt and an answer that are both message lists.
+
+    The prompt has no loss.
+    """
+    if "chosen" in rows[0] or "rejected" in rows[0]:
+        return
+    lists = [name for name in rows[0] if _are_messages([row[name] for row in rows], row_format)]
+    prompts = [name for name in lists if _rank(name, _PROMPTS) is not None]
+    answers = [name for name in lists if _rank(name, _ANSWER) is not None]
+    for prompt in prompts:
+        for answer in answers:
+            said = [message for row in rows for name in (prompt, answer) for message in row[name]]
+            speaker, content = _KEYS[row_format]
+            if any(set(each) != {speaker, content} for each in said):
+                continue
+            parts = [
+                f"list_transform({_sql(name)}, lambda m: {{'{speaker}': m.\"{speaker}\", "
+                f"'{content}': m.\"{content}\", 'loss': {loss}}})"
+                for name, loss in ((prompt, "false"), (answer, "true"))
+            ]
+            select = {"messages": f"list_concat({', '.join(parts)})"}
+            yield select, {prompt: "prompt", answer: "answer"}, len(prompts) == len(answers) == 1
+
+
+def _without_answer(rows: Sequence[Mapping[str, Any]], row_format: str) -> Iterator[Made]:
+    """Yield readings of messages that end on a question, with the answer in a text field."""
+    answers = [n for n in _texts_of(rows[0], rows) if _rank(n, _ANSWER) is not None]
+    for prompt in rows[0]:
+        talks, messages = [row[prompt] for row in rows], _sql(prompt)
+        speaker, content = _KEYS[row_format]
+        if row_format == "chat" and _have_keys(talks, {"role", "text"}):
+            talks = [[{"role": m["role"], "content": m["text"]} for m in talk] for talk in talks]
+            made = "{'role': m.\"role\", 'content': m.\"text\"}"
+            messages = f"list_transform({messages}, lambda m: {made})"
+        if not _are_messages(talks, row_format) or not _are_questions(talks, row_format):
+            continue
+        if any(set(each) != {speaker, content} for talk in talks for each in talk):
+            continue
+        name = "assistant" if speaker == "role" else "gpt"
+        for said in answers:
+            answer = f"{{'{speaker}': '{name}', '{content}': {_sql(said)}}}"
+            select = {"messages": f"list_append({messages}, {answer})"}
+            yield select, {prompt: "messages", said: "answer"}, len(answers) == 1
+
+
+def _are_questions(talks: Sequence[Any], row_format: str) -> bool:
+    """Return True if all conversations end with a question."""
+    return {talk[-1].get(_KEYS[row_format][0]) for talk in talks} <= {"user", "human"}
+
+
+def has_only_questions(rows: Sequence[Any]) -> bool:
+    """Return True if a field holds messages that all end with a question, such as prompts."""
+    talks = [[row.get(name) for row in rows] for name in (rows[0] if type(rows[0]) is dict else ())]
+    return any(
+        _are_messages(each, known) and _are_questions(each, known)
+        for each in talks
+        for known in _KEYS
+    )
+
+
+def _are_messages(values: Sequence[Any], row_format: str) -> bool:
+    """Return True if all values are lists of messages in the given format."""
+    return _have_keys(values, {*_KEYS[row_format]})
+
+
+def _have_keys(values: Sequence[Any], keys: set[str]) -> bool:
+    """Return True if all values are lists of objects with these keys."""
+    return all(
+        isinstance(value, list)
+        and value
+        and all(isinstance(each, dict) and each.keys() >= keys for each in value)
+        for value in values
+    )
+
+
+def _lists_of_texts(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
+    """Yield readings of lists of turns, of question-answer pairs, or of answers to one question."""
+    for name in rows[0]:
+        lists = [row[name] for row in rows if row[name]]
+        if not lists or not all(isinstance(value, list) for value in lists):
+            continue
+        if _words_of_label(name):
+            continue
+        asks = _best([n for n in _texts_of(rows[0], rows) if n != name], _QUESTION)
+        items = [item for value in lists for item in value]
+        role = "CASE WHEN i % 2 = 1 THEN 'user' ELSE 'assistant' END"
+        if all(isinstance(item, str) for item in items):
+            if asks is not None:
+                select = {"question": _sql(asks), "answer": f"{_sql(name)}[1]"}
+                reads = {asks: "question", name: "answer: its first item"}
+                yield _reading("question_answer", reads, select=select)
+            elif _DIALOG & {*_words(name)} and all(len(value) % 2 == 0 for value in lists):
+                said = f"{{'role': {role}, 'content': text}}"
+                messages = f"list_transform({_sql(name)}, lambda text, i: {said})"
+                reads = {name: "messages: user and assistant by turns"}
+                yield _reading("chat", reads, select={"messages": messages})
+        elif all(isinstance(item, dict) for item in items):
+            asks, says = _best(items[0], _QUESTION), _best(items[0], _ANSWER)
+            if asks is None or says is None or asks == says:
+                continue
+            if not all(isinstance(item.get(key), str) for item in items for key in (asks, says)):
+                continue
+            asked = f"{{'role': 'user', 'content': pair.{_sql(asks)}}}"
+            said = f"{{'role': 'assistant', 'content': pair.{_sql(says)}}}"
+            messages = f"flatten(list_transform({_sql(name)}, lambda pair: [{asked}, {said}]))"
+            reads = {name: f"messages: {asks} asks, {says} answers"}
+            yield _reading("chat", reads, select={"messages": messages})
+
+
+_CALL = {"name", "arguments"}
+
+
+def _with_tools(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
+    """Yield a reading of a question, an answer and tool definitions.
+
+    The answer is text, or tool calls in a list or as JSON text.
+    """
+    tools = next((name for name in _TOOLS if rows[0].get(name)), None)
+    texts = [name for name in _texts_of(rows[0], rows) if name != tools]
+    asks = _best(texts, _QUESTION)
+    lists = [name for name in rows[0] if _have_keys([row[name] for row in rows], _CALL)]
+    names = [name for name in (*texts, *lists) if name not in (asks, tools)]
+    says = _best(names, [*_ANSWER, "answers", "calls", "tool_calls"])
+    if tools is None or asks is None or says is None:
+        return
+    are_calls = says in lists or all(str(row[says] or "").lstrip()[:1] == "[" for row in rows)
+    role = "function_call" if are_calls else "assistant"
+    content = f"json({_sql(says)})" if says in lists else _sql(says)
+    said = (
+        f"[{{'role': 'user', 'content': {_sql(asks)}}}, {{'role': '{role}', 'content': {content}}}]"
+    )
+    reads = {asks: "question", says: "calls" if are_calls else "answer", tools: "tools"}
+    yield _reading("chat", reads, select={"messages": said, "tools": _sql(tools)})
+
+
+def _as_json(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
+    """Yield readings in which the question, the answer or both are objects or lists, read as JSON.
+
+    If no field is named like an answer, all other texts and objects together can be the answer, as
+    one object. A label can be the answer to all of them.
+
+    Example:
+        >>> [reading] = _as_json([{"text": "Ann is 7.", "output": {"name": "Ann", "age": 7}}])
+        >>> reading.settings["select"]
+        {'question': '"text"', 'answer': 'json("output")'}
+    """
+    texts = [
+        name
+        for name in _texts_of(rows[0], rows)
+        if not _words_of_label(name) and name != "source" and not _is_class(name)
+    ]
+    objects = [
+        name
+        for name in rows[0]
+        if all(isinstance(row[name], dict | list) for row in rows)
+        and any(row[name] for row in rows)
+        and not _words_of_label(name)
+        and name not in (*MESSAGE_FIELDS, *_TOOLS)
+        and not any(_are_messages([row[name] for row in rows], known) for known in _KEYS)
+    ]
+    names = [*texts, *objects]
+    asking = _called(names, _QUESTION) or _called(texts, _PLAIN)
+    answering = _called(names, _ANSWER)
+    pairs: list[tuple[list[str], list[str]]] = []
+    if answering:
+        asking = asking or _called(texts, _LIKELY_QUESTION)
+    else:
+        answering = objects
+        short = [n for n in texts if n not in asking and _rank(n, _SYSTEM) is None]
+        if len(asking) == 1 and len(objects) == 1 and short:
+            pairs.append((asking, [name for name in rows[0] if name in (*short, *objects)]))
+        labels = [n for n in rows[0] if _CLASSES & {*_words(n)} and type(rows[0][n]) in (str, int)]
+        labels.sort(key=lambda name: type(rows[0][name]) is int)  # names before numbers
+        if labels and len(names) > 1:
+            pairs.append(([name for name in rows[0] if name in names], labels[:1]))
+    pairs += [
+        ([asks], [says])
+        for asks in asking
+        for says in answering
+        if asks != says and (asks in objects or says in objects)
+    ]
+    for asked, said in pairs[:_SHOWN]:
+        read = {"question": asked, "answer": said}
+        if system := _best([name for name in texts if name not in asked + said], _SYSTEM):
+            read["system"] = [system]
+        yield _in_json(rows, read)
+
+
+def _in_json(rows: Sequence[dict[str, Any]], read: Mapping[str, list[str]]) -> Reading:
+    """Return the reading of our fields from fields of the file; several, or an object, as JSON."""
+    select: dict[str, str] = {}
+    reads: dict[str, str] = {}
+    for ours, names in read.items():
+        is_json = len(names) > 1 or isinstance(rows[0][names[0]], dict | list)
+        select[ours] = f"json({', '.join(map(_sql, names))})" if is_json else _sql(names[0])
+        reads |= dict.fromkeys(names, f"{ours}, as JSON" if is_json else ours)
+    if type(rows[0][read["answer"][0]]) is int:
+        select["answer"] = f"CAST({select['answer']} AS VARCHAR)"
+    return _reading("question_answer", reads, select=select)
+
+
+# Multiple-choice questions.
+
+_CHOICE_NAMES = re.compile(r"(?i)(?:option|choice|answer|opt|ending|sol)?[_ ]?([a-h]|[0-9])")
+
+
+def _choices(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Iterator[Reading]:
+    """Yield readings of multiple-choice questions with the choices in a list or separate fields.
+
+    The answer is either the letter or the text of the right choice.
+    """
+    first = rows[0]
+    texts = _texts_of(first, rows)
+    asks = texts[0] if len(texts) == 1 else _best(texts, _QUESTION)
+    if asks is None:
+        return
+    names = [
+        name for name in first if _CHOICE_NAMES.fullmatch(name) and isinstance(first[name], str)
+    ]
+    lists = [
+        name
+        for name in ("choices", "options")
+        if all(
+            isinstance(row.get(name), list) and all(isinstance(text, str) for text in row[name])
+            for row in rows
+        )
+    ]
+    if lists:
+        choices, read = _sql(lists[0]), lists[:1]
+        most = max(len(row[lists[0]]) for row in rows)
+    elif len(names) >= 2:
+        choices, read = f"[{', '.join(map(_sql, names))}]", names
+        most = len(names)
+    else:
+        return
+    right = [
+        name
+        for name in first
+        if name not in (asks, *read)
+        and {"answer", "label", "correct", "answerkey", "gold", "target", "idx"} & {*_words(name)}
+        and type(first[name]) in (str, int)
+    ]
+    for name in right:
+        values = fields[name].values if name in fields else Counter(row[name] for row in rows)
+        number = _number_of(name, values, most)
+        said = f"{choices}[{number}]" if number else _sql(name)
+        # A letter such as E of four choices says that none is right.
+        are_letters = all(isinstance(value, str) and value.isupper() for value in values)
+        is_letter = not number and are_letters and all(len(str(value)) == 1 for value in values)
+        if not (number or is_letter) and not all(
+            row[name] in (row[lists[0]] if lists else [row[each] for each in read]) for row in rows
+        ):
+            continue
+        letter = "chr(CAST(64 + i AS INTEGER))"
+        letters = f"list_transform({choices}, lambda text, i: {letter} || '. ' || text)"
+        asked = f"{_sql(asks)} || chr(10) || array_to_string({letters}, chr(10))"
+        if lists and all(
+            re.match(r"\W?[A-Z][).:]", text) for row in rows for text in row[lists[0]]
+        ):
+            asked = f"{_sql(asks)} || chr(10) || array_to_string({choices}, chr(10))"
+        of = {"letter": f"chr(64 + CAST({number} AS INTEGER))", "text": said}
+        for what, answer in of.items() if number else [("letter" if is_letter else "text", said)]:
+            reads = {asks: "question", **dict.fromkeys(read, "choices")}
+            reads[name] = f"answer: the {what} of the choice"
+            select = {"question": asked, "answer": answer}
+            yield _reading("question_answer", reads, select=select)
+
+
+def _number_of(name: str, values: Iterable[Any], most: int) -> str | None:
+    """Return SQL for the number of the right choice, counted from 1.
+
+    Return None if the field contains neither numbers nor letters of choices.
+    """
+    known = set(values)
+    if known and all(type(value) is int for value in known):
+        if min(known) == 0 and max(known) < most:
+            return f"{_sql(name)} + 1"
+        return _sql(name) if min(known) == 1 and max(known) == most else None
+    letters = {value.strip().upper() for value in known if isinstance(value, str)}
+    if letters and letters <= {chr(65 + n) for n in range(most)}:
+        return f"ascii(upper(trim({_sql(name)}))) - 64"
+    return None
+
+
+# Texts that already contain a whole conversation.
+
+_ONE_TURN = re.compile(r"^\s*[^\n:]{1,30}: ?([^\n]+)\n\s*[^\n:]{1,30}:\s*$")
+"""A prompt with one line of one speaker, followed by the name of the next speaker."""
+_WHO_ASKS = "human|user|customer|client|patient|student|you|me|question|q"
+_ASKS = rf"(?i)^\s*(?:{_WHO_ASKS}) ?:\s*"
+"""Start of a prompt with the name of the speaker who asks."""
+_SAYS = re.compile(r"\s*(\w[\w -]{0,29}?) ?:")
+"""Start of an answer with a name."""
+_TALK = re.compile(rf"\s*((?i:{_WHO_ASKS})) ?:.*?\n\s*(\w[\w -]{{0,29}}?) ?:", re.DOTALL)
+"""Start of a conversation in one text: a question, and the name of the speaker who answers."""
+_BOTH_NAMES = "the names of both speakers"
+UNNAMED = f"prompt, without {_BOTH_NAMES}"
+_SPOKEN = re.compile(
+    rf"{_ASKS}"
+    r".*\n\s*\w[\w '-]{0,29}:\s*\Z|.*\n#+ ?\w[\w ]{0,29}:\s*\Z",
+    re.DOTALL | re.IGNORECASE,
+)
+r"""A prompt that names its speakers and ends with the name of the one who answers, such as
+`User: Hi\nBot:`."""
+
+_SEPARATOR = r"\s*(?:->|##+)\s*$"
+"""End of a prompt or an answer in the style of OpenAI's first fine-tuning guide."""
+
+_OPEN = re.compile(r"<(\w+)>\s*\Z")
+"""A prompt that ends with a tag such as `<think>`."""
+
+_INSTRUCT = r"(?s)^\s*(?:<s>)?\s*\[INST\]\s*(.*?)\s*\[/INST\]\s*(.*?)\s*(?:</s>)?\s*$"
+UNMARKED = "question and answer, without [INST]"
+
+
+def _instruct_texts(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
+    """Yield readings of texts such as `<s>[INST] Hi [/INST] Hello </s>`, with one question each."""
+    for name in _texts_of(rows[0], rows):
+        texts = [str(row[name]) for row in rows]
+        if all(
+            text.count("[INST]") == 1 and "<<SYS>>" not in text and re.match(_INSTRUCT, text)
+            for text in texts
+        ):
+            parts = (f"regexp_extract({_sql(name)}, '{_INSTRUCT}', {number})" for number in (1, 2))
+            select = dict(zip(("question", "answer"), parts, strict=True))
+            yield _reading("question_answer", {name: UNMARKED}, select=select)
+
+
+_HEADER = r"<\|(?:im_start\|>)?(system|user|assistant|tool)(?:\|>)?\n"
+_FOOTER = r"(?:<\|im_end\|>|</s>)?\s*$"
+
+
+def _templated_texts(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
+    r"""Yield readings of conversations written by a chat template, in one field or in two.
+
+    Example:
+        >>> row = {"prompt": "<|user|>\nHi\n<|assistant|>\n", "output": "Hello"}
+        >>> [each.reads["output"] for each in _templated_texts([row])]
+        ['messages, without the marks of a chat template']
+    """
+    texts = _texts_of(rows[0], rows)
+    asks, says = _best(texts, _QUESTION), _best(texts, _ANSWER)
+    pairs = [(asks, says)] if asks and says and asks != says else []
+    for names in (*((name,) for name in texts), *pairs):
+        if all(_is_templated("".join(str(row[name]) for name in names)) for row in rows):
+            text = " || ".join(map(_sql, names))
+            content = f"string_split_regex({text}, '{_HEADER}')[i + 1]"
+            said = f"{{'role': role, 'content': regexp_replace({content}, '{_FOOTER}', '')}}"
+            roles = f"regexp_extract_all({text}, '{_HEADER}', 1)"
+            messages = f"list_transform({roles}, lambda role, i: {said})"
+            # Text before the first message must not get lost.
+            begins = f"regexp_matches({text}, '^\\s*{_HEADER}')"
+            select = {"messages": f"CASE WHEN {begins} THEN {messages} END"}
+            yield _reading("chat", dict.fromkeys(names, TEMPLATED), select=select)
+
+
+def _is_templated(text: str) -> bool:
+    """Return True if a text consists of messages with marks, of which the last is an answer."""
+    before, *parts = re.split(_HEADER, text)
+    contents = [re.sub(_FOOTER, "", content) for content in parts[1::2]]
+    return (
+        not before.strip()
+        and parts[-2:-1] == ["assistant"]
+        and all(content and "<|im_" not in content for content in contents)
+    )
+
+
+_EDGE = r"<bos>|<eos>|</?s>|<\|(?:begin_of_text|end_of_text|endoftext)\|>"
+_EDGES = rf"^\s*(?:{_EDGE})\s*|\s*(?:{_EDGE})\s*$"
+
+
+def _with_ends(
+    reading: Reading, rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]
+) -> list[Reading]:
+    """Return a reading, or two if its texts begin or end with a control token of some tokenizer."""
+    name, texts = _plain_texts(reading, rows)
+    if not texts or not all(re.search(_EDGES, text) for text in texts):
+        return [reading]
+    select = {"text": f"regexp_replace({_sql(name)}, '{_EDGES}', '', 'g')"}
+    reads = {name: "text, without the control tokens at its ends"}
+    return [_reading("text", reads, select=select), replace(reading, is_sure=False)]
+
+
+def _plain_texts(reading: Reading, rows: Sequence[dict[str, Any]]) -> tuple[str, list[str]]:
+    """Return the field of a reading as plain text, and its texts; none for another reading."""
+    (name, *others) = reading.reads or [""]
+    is_plain = reading.settings["format"] == "text" and "select" not in reading.settings
+    if others or not is_plain:
+        return name, []
+    return name, [text for row in rows if isinstance(text := row.get(name), str)]
+
+
+SPEAKER_MARKS = "marks of speakers"
+_MARKS = {
+    SPEAKER_MARKS: re.compile(
+        r"###\s?(?:Human|Assistant|User):|(?:^|\s)\[\|(?:Human|AI)\|\]"
+        r"|(?:^|\n)(?:Human|Assistant|USER|ASSISTANT|User): "
+    ),
+    "marks of a chat template": re.compile(
+        r"<\|im_start\|>|<\|start_header_id\|>|<start_of_turn>|\[INST\]|<\|(?:user|assistant)\|>"
+    ),
+}
+
+
+def marks_in(rows: Sequence[Any], names: Iterable[str]) -> str | None:
+    """Describe the turn markers that some fields contain in every row; None if there are none.
+
+    Example:
+        >>> marks_in([{"text": "USER: Hi\\nASSISTANT: Hello"}], ["text"])
+        'marks of speakers'
+    """
+    texts = [
+        "\n".join(value for name in names if isinstance(value := row.get(name), str))
+        for row in rows
+        if isinstance(row, dict)
+    ]
+    for what, mark in _MARKS.items():
+        least = 2 if what == SPEAKER_MARKS else 1
+        if texts and all(len(mark.findall(text)) >= least for text in texts):
+            return what
+    return None
+
+
+# Names.
+
+
+def _texts_of(names: Iterable[str], rows: Sequence[Any]) -> list[str]:
+    """Return the names of fields that contain text in some row and no other type in any row."""
+    return [
+        name
+        for name in names
+        if all(isinstance(row.get(name), str | None) for row in rows)
+        and any(str(row.get(name) or "").strip() for row in rows)
+    ]
+
+
+def _is_class(name: str) -> bool:
+    """Return True for names like `label` and `label_str`, but not for `target`.
+
+    A target can be a translation.
+    """
+    return bool((_CLASSES - {"target"}) & {*_words(name)})
+
+
+def _words_of_label(name: str) -> set[str]:
+    """Return the words that mark a name as an id, source, category or other metadata."""
+    words = [word for word in _words(name) if word not in _FILLERS]
+    return {*words} & _LABEL_WORDS if words != ["source"] else set()
+
+
+def _best(names: Iterable[str], known: Sequence[str]) -> str | None:
+    """Return the name that best matches a known one, or None if no name matches."""
+    return next(iter(_called(list(names), known)), None)
+
+
+def _rank(name: str, known: Sequence[str]) -> int | None:
+    """Return how well a name matches known words, 0 for the best; None if it does not."""
+    words = _words(name)
+    if name.lower() in known:
+        return known.index(name.lower())
+    if len(words) < 2 or (_LABEL_WORDS | _BAD).intersection(words):
+        return None
+    while len(words) > 1 and words[-1] in _FILLERS:
+        words.pop()
+    is_known = len(words[-1]) > 1 and words[-1] in known  # not the `a` of `candidate_a`
+    return len(known) + known.index(words[-1]) if is_known else None
+
+
+def _words(name: str) -> list[str]:
+    """Split a name into words: `userMessage` -> user, message."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])|[\W_]+", " ", name).lower().split()
+
+
+def is_metadata(name: str, held: Field) -> bool:
+    """Return True if a field holds an id, a source, or one of a few categories, but no answer.
+
+    Example:
+        >>> held = Field(kinds=Counter(text=4), values=Counter(("easy", "hard", "easy", "easy")))
+        >>> is_metadata("how", held), is_metadata("uuid", Field()), is_metadata("how", Field())
+        (True, True, False)
+    """
+    num_texts = held.kinds["text"]
+    return bool(_words_of_label(name)) or 0 < 2 * len(held.values) <= num_texts
+
+
+def explanation(name: str, held: Field, num_rows: int) -> str | None:
+    """Explain why a field can be ignored, by what it contains; None if it cannot be explained.
+
+    Example:
+        >>> explanation("score", Field(Counter({"number": 9})), 9)
+        'numbers'
+    """
+    kind = held.kind
+    num_values = len(held.values)
+    if kind == "nothing" or (kind == "text" and held.has_few_values and not num_values):
+        return "empty"
+    if kind in ("number", "true or false"):
+        return "numbers" if kind == "number" else kind
+    if num_rows and held.num_texts < max(1, 0.05 * num_rows):
+        if held.has_media:  # the text in other fields is probably about the media
+            return None
+        if kind != "text":
+            return f"no text: {kind}s"
+        if not held.has_few_values or num_values > 0.9 * held.kinds["text"]:
+            return "short values"
+        return counted(num_values, "different short value")
+    if _LABEL_WORDS.intersection(_words(name)) and held.has_few_values:
+        if 0 < num_values <= max(1, num_rows // 4):
+            return f"a category: {counted(num_values, 'different value')}"
+    return None

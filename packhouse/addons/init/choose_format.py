@@ -1,0 +1,472 @@
+"""Choose the reading of a file, or collect the candidates if the user has to choose.
+
+Each reading is tried on examples from the whole file, with the code of a real run. The trial counts
+rows that become conversations, bad rows, and fields whose text is not read.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from packhouse.addons.init.candidate_formats import (
+    SPEAKER_MARKS,
+    TALK,
+    TEMPLATED,
+    UNMARKED,
+    UNNAMED,
+    Reading,
+    explanation,
+    has_only_questions,
+    is_metadata,
+    marks_in,
+    readings_of,
+    with_context,
+)
+from packhouse.addons.init.file_survey import Layout, Survey, as_line, refusal
+from packhouse.errors import PackhouseError
+from packhouse.read import read_shard, scan_source
+from packhouse.read.row_formats import row_formats
+from packhouse.read.unread_fields import MIN_SHARE
+from packhouse.recipe import Recipe, SourceConfig, ValidateConfig
+from packhouse.records.ledger import RenderCounts
+from packhouse.records.table_schemas import REFUSED, read_table, write_table
+from packhouse.render.renderer import run_template, try_rows
+from packhouse.system.disks import temporary_folder
+from packhouse.system.progress import advance
+from packhouse.system.wording import counted
+
+_RARE = 0.1
+"""Largest share of a file's rows that may not fit any reading; they become bad rows."""
+_FOUND = ("encoding", "file_format", "rows_at", "table")
+"""Settings that describe the file, not its rows."""
+_MAX_CANDIDATES = 6
+NAME_THE_FIELDS = (
+    "two fields contain question and answer, name them with --set format=question_answer --set "
+    'fields=\'{"question": "FIELD", "answer": "FIELD"}\'. To train one field as plain text, use '
+    '--set format=text --set fields=\'{"text": "FIELD"}\'. If the rows have no answers, add a '
+    "field with the answer to each row."
+)
+"""Advice for fields whose roles no name or value tells, after "If"."""
+_SAMPLE_ROWS = 500
+
+
+@dataclass(slots=True)
+class Trial:
+    """Result of reading the rows of a source."""
+
+    num_rows: int = 0
+    num_dropped: int = 0
+    bad: Counter[str] = field(default_factory=Counter)
+    """Number of bad rows by reason."""
+    first_bad: dict[str, str] = field(default_factory=dict)
+    """First bad row and its fault, by reason."""
+    unread: Counter[str] = field(default_factory=Counter)
+    """Number of rows with unread text, by field."""
+    num_good: int = 0
+    num_repeats: int = 0
+    """Number of rows that equal an earlier one."""
+    ids: set[bytes] = field(default_factory=set)
+    """Record ids of the conversations in `sample`."""
+    sample: pa.Table | None = None
+    """Conversations spread over the source, including the longest of each shard."""
+    rejected: pa.Table | None = None
+    row_format: str = "text"
+
+
+def try_source(source: SourceConfig, rules: ValidateConfig) -> Trial:
+    """Read all rows of a source, as the validate step does.
+
+    Raises:
+        PackhouseError: the error that a run of the source would raise.
+    """
+    trial = Trial()
+    shards = scan_source(source)
+    samples, rejected, ids, unread = [], [], [], Counter[str]()
+    for shard in shards:
+        rows = read_shard(shard, source, rules, "prompt")
+        trial.num_rows += rows.num_records
+        trial.num_dropped += rows.dropped.num_rows
+        trial.num_good += rows.validated.num_rows
+        for bad in rows.quarantined.select(["row", "reason", "detail"]).to_pylist():
+            trial.bad[bad["reason"]] += 1
+            trial.first_bad.setdefault(bad["reason"], f"row {bad['row']:,}: {bad['detail']}")
+        unread.update({name: text.rows for name, text in rows.unread_text.items()})
+        places = _spread(rows.validated, max(2, _SAMPLE_ROWS // len(shards)))
+        samples.append(rows.validated.take(places))
+        ids.append(rows.validated["record_id"])
+        if rows.rejected is not None:
+            rejected.append(rows.rejected.take(places))
+        if rows.validated.num_rows:
+            trial.row_format = shard.row_format
+        advance(1 / len(shards))
+    for name, number in unread.items():
+        is_outer = any(other.startswith(f"{name}.") for other in unread)
+        if number >= MIN_SHARE * trial.num_good and not is_outer:
+            trial.unread[name] = number
+    all_ids = pa.chunked_array([chunk for column in ids for chunk in column.chunks], pa.string())
+    trial.num_repeats = len(all_ids) - pc.count_distinct(all_ids).as_py()
+    trial.sample = pa.concat_tables(samples)
+    trial.rejected = pa.concat_tables(rejected) if rejected else None
+    trial.ids = set(trial.sample["record_id"].to_pylist())
+    return trial
+
+
+def _spread(table: pa.Table, number: int) -> npt.NDArray[np.int64]:
+    """Return indices of rows spread over a table, including the row with the longest messages."""
+    if table.num_rows <= number:
+        return np.arange(table.num_rows)
+    messages = table["messages"].combine_chunks()
+    sizes = pc.fill_null(pc.binary_length(messages.flatten().field("content")), 0)
+    ends = np.cumsum(np.append(0, sizes.to_numpy(zero_copy_only=False)))
+    offsets = np.asarray(messages.offsets) - messages.offsets[0].as_py()
+    longest = int(np.argmax(np.diff(ends[offsets])))
+    return np.unique(np.append(np.linspace(0, table.num_rows - 1, number).astype(int), longest))
+
+
+def render_sample(
+    recipe: Recipe,
+    source: SourceConfig,
+    trial: Trial,
+    tokenizers: Path,
+    num_rows: int | None = None,
+) -> tuple[pa.Table, pa.Table, RenderCounts]:
+    """Render and tokenize the conversations of a trial.
+
+    Returns:
+        The records (schema `table_schemas.TOKENIZED`), the refused records, and counts of the
+        format step.
+    """
+    assert trial.sample is not None
+    with temporary_folder("sample") as folder:
+        last = trial.sample.num_rows - 1
+        places = np.unique(np.linspace(0, last, num_rows or last + 1).astype(int))
+        sample = trial.sample.take(places)
+        write_table(folder / "validated.arrow", sample)
+        if trial.rejected is not None:
+            write_table(folder / "rejected.arrow", trial.rejected.take(places))
+        call = partial(try_rows, recipe, trial.row_format, source.label_names, tokenizers, folder)
+        reply = run_template(call, recipe, sample.nbytes)
+        return (
+            read_table(folder / "tokenized.arrow"),
+            read_table(folder / REFUSED),
+            RenderCounts(**reply),
+        )
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A reading and its result on the examples."""
+
+    reading: Reading
+    trial: Trial
+    source: SourceConfig
+    """Source that reads the examples."""
+    layout: Layout
+    """The examples, with their row numbers in the file."""
+
+    @property
+    def is_usable(self) -> bool:
+        """True if more than half of the rows become conversations."""
+        return self.trial.num_good * 2 > self.trial.num_rows - self.trial.num_dropped
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proposal:
+    """Contents of a file and the proposed reading of its rows."""
+
+    path: str
+    """Path for the recipe: a file, folder, glob or address."""
+    survey: Survey
+    reading: Reading | None
+    """The chosen reading, or None if the user has to choose one of `candidates`."""
+    candidates: Sequence[Candidate] = ()
+    num_files: int = 1
+    size: int = 0
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Keys of the recipe's source, except `path`."""
+        assert self.reading is not None
+        settings = {**self.survey.settings, **self.reading.settings}
+        reads, ignored = self.reading.reads, [*settings.get("ignored_fields", ())]
+        if reads and settings.get("format") != "mixed":
+            ignored += [name for name in self.survey.fields if name not in (*reads, *ignored)]
+        return settings | ({"ignored_fields": ignored} if ignored else {})
+
+
+def explained(survey: Survey) -> dict[str, str]:
+    """Return the fields that can be ignored, with the reason."""
+    found = {name: explanation(name, held, survey.num_rows) for name, held in survey.fields.items()}
+    return {name: why for name, why in found.items() if why is not None}
+
+
+def propose(
+    survey: Survey, given: Mapping[str, Any], rules: ValidateConfig, folder: Path
+) -> Proposal:
+    """Find the readings of a file and choose one if it is unambiguous.
+
+    Args:
+        survey: survey of the file.
+        given: source settings from the user; if they include `format`, they define the reading.
+        rules: validation rules for the rows.
+        folder: folder for temporary files with examples.
+
+    Raises:
+        SourceError: no reading fits, or the rows have shapes that one source cannot read.
+    """
+    proposal = Proposal(path=survey.file.uri, survey=survey, reading=None, size=survey.file.size)
+    given = {key: value for key, value in given.items() if key not in survey.settings}
+    if "format" in given:
+        return replace(proposal, reading=_given(survey, given))
+    layouts = sorted(survey.layouts.values(), key=lambda layout: -layout.num_rows)
+    chosen: list[Reading] = []
+    undecided: list[Candidate] = []
+    unknown = num_chosen = 0
+    for layout in layouts:
+        tried = _candidates(survey, layout, given, rules, folder)
+        candidates = [each for each in tried if each.is_usable]
+        is_rare = layout.num_rows <= _RARE * survey.num_rows
+        if (only := _only_one(candidates, survey)) is not None:
+            chosen.append(only.reading)
+            num_chosen += layout.num_rows
+        elif is_rare and not any(each.reading.is_sure for each in candidates):
+            unknown += layout.num_rows
+        elif candidates:
+            undecided = undecided or candidates
+        else:
+            unknown += layout.num_rows
+            if not is_rare and not undecided:
+                failed = next((each for each in tried if each.reading.is_sure), None)
+                raise refusal(survey.file, _unknown(survey, layout, failed, given))
+    joined, fitting = _join(chosen), undecided
+    if num_chosen > _RARE * survey.num_rows:  # the user's choice has to read the other rows, too
+        settings = joined.settings if joined is not None else {}
+        fitting = [each for each in undecided if each.reading.settings == settings]
+    if fitting:
+        return replace(proposal, candidates=fitting[:_MAX_CANDIDATES])
+    if not chosen and not undecided:
+        raise refusal(survey.file, _unknown(survey, layouts[0], None, given))
+    if undecided or joined is None or unknown > _RARE * survey.num_rows:
+        raise refusal(
+            survey.file,
+            f"its rows have {counted(len(layouts), 'shape')} that one source cannot read. "
+            "Write each shape to a separate file.",
+        )
+    settings = {**joined.settings, **given}
+    return replace(proposal, reading=replace(joined, settings=settings))
+
+
+def _given(survey: Survey, given: Mapping[str, Any]) -> Reading:
+    """Return the reading defined by the user's settings."""
+    config = SourceConfig(path="", **given)
+    reads: dict[str, str] = {}
+    names = list(survey.fields)
+    for ours, expression in (config.select or {}).items():
+        reads |= {name: ours for name in names if f'"{name}"' in expression or name == expression}
+    if not config.select and config.format in row_formats():
+        found = row_formats()[config.format].names(names, config.fields)
+        reads = {theirs: ours for ours, theirs in found.items()}
+    return Reading(settings=dict(given), reads=reads)
+
+
+def _candidates(
+    survey: Survey,
+    layout: Layout,
+    given: Mapping[str, Any],
+    rules: ValidateConfig,
+    folder: Path,
+) -> list[Candidate]:
+    """Try all readings of a layout on its examples and return them, the best first."""
+    found: list[Candidate] = []
+    rows = b"".join(map(as_line, layout.rows))
+    path = folder / f"{hashlib.sha256(rows).hexdigest()[:16]}.jsonl"
+    path.write_bytes(rows)
+    located = {key: value for key, value in survey.settings.items() if key not in _FOUND}
+    located |= {"media": given["media"]} if "media" in given else {}
+    ignored, can_be_ignored = given.get("ignored_fields", ()), explained(survey)
+    readings = readings_of(layout, survey.fields)
+    for reading in readings:
+        row_format = reading.settings["format"]
+        unmarked = {UNMARKED, UNNAMED, TEMPLATED, TALK} & {*reading.reads.values()}
+        is_parsed = row_format == "transcript" or unmarked
+        marks = None if is_parsed else marks_in(layout.rows, list(reading.reads))
+        if row_format == "preference" and marks == SPEAKER_MARKS:  # it reads transcripts
+            marks = None
+        if marks or reading.reads.keys() & set(ignored):
+            continue
+        others = [name for name in can_be_ignored if name not in reading.reads]
+        settings = {**located, **reading.settings, "ignored_fields": [*ignored, *others]}
+        try:
+            source = SourceConfig(path=str(path), **settings)
+            candidate = Candidate(reading, try_source(source, rules), source, layout)
+        except PackhouseError:
+            continue
+        is_new = all(
+            (each.trial.ids, each.trial.unread, each.reading.template)
+            != (candidate.trial.ids, candidate.trial.unread, reading.template)
+            for each in found
+        )
+        if is_new or not candidate.is_usable:
+            found.append(candidate)
+        unread = list(candidate.trial.unread)
+        if len(unread) == 1 and (more := with_context(reading, unread[0])) is not None:
+            readings.append(more)
+    return sorted(found, key=lambda each: (len(each.trial.unread), not each.reading.is_sure))
+
+
+def _media_advice(some_have_none: bool) -> str:
+    more = ", or --set media=drop_rows to leave out these rows" if some_have_none else ""
+    return f"Add --set media=drop_parts to train their text without images, audio and video{more}"
+
+
+def _only_one(candidates: Sequence[Candidate], survey: Survey) -> Candidate | None:
+    """Return the candidate that is sure and complete, or None if another one could be meant.
+
+    Another candidate could be meant if it reads all fields of the first and more. It also could if
+    it is sure and trains a field that the first leaves out, even if that field repeats text that is
+    read, such as the best of several answers.
+    """
+    sure = [each for each in candidates if each.reading.is_sure]
+    structured = [each for each in sure if each.reading.settings["format"] != "text"]
+    complete = [each for each in structured or sure if not each.trial.unread]
+    if not complete:
+        return None
+    first = complete[0]
+    if any(each.reading.reads.keys() > first.reading.reads.keys() for each in candidates):
+        return None  # the other one reads more fields
+    for other in structured:
+        left_out = other.reading.trained - first.reading.reads.keys()
+        is_held = any(survey.fields[name].kind != "nothing" for name in left_out)
+        is_other = other.trial.ids != first.trial.ids
+        if is_other and (is_held or (not other.trial.unread and other is not first)):
+            return None
+    return first
+
+
+def _join(readings: Sequence[Reading]) -> Reading | None:
+    """Combine several readings into one, or return None if their settings conflict."""
+    if not readings:
+        return None
+    if all(each.settings == readings[0].settings for each in readings):
+        reads = {name: ours for each in readings for name, ours in each.reads.items()}
+        return replace(readings[0], reads=reads)
+    if any(each.settings.keys() - {"format", "fields", "roles"} for each in readings):
+        return None
+    settings: dict[str, Any] = {"format": "mixed", "fields": {}, "roles": {}}
+    for each in readings:
+        for key in ("fields", "roles"):
+            for ours, theirs in each.settings.get(key, {}).items():
+                if settings[key].setdefault(ours, theirs) != theirs:
+                    return None
+    formats = {each.settings["format"] for each in readings}
+    if len(formats) == 1:
+        settings["format"] = formats.pop()
+    elif formats & {"text", "classification"}:
+        return None
+    reads = {name: ours for each in readings for name, ours in each.reads.items()}
+    return Reading(settings={k: v for k, v in settings.items() if v}, reads=reads)
+
+
+def _unknown(
+    survey: Survey, layout: Layout, failed: Candidate | None, given: Mapping[str, Any]
+) -> str:
+    """Return a message with the reason why a layout has no usable reading, and the fix.
+
+    `failed` is a likely reading of which most rows are bad, or None.
+    """
+    row = layout.rows[0]
+    if isinstance(row, dict) and {"role", "content"} <= row.keys():
+        return (
+            "each row is a single message. Write one row per conversation with all its "
+            'messages: {"messages": [{"role": "user", "content": "..."}, ...]}'
+        )
+    names = row if isinstance(row, dict) else {}
+    if survey.num_rows == 1 and names and all(isinstance(each, dict) for each in names.values()):
+        inside = [value for each in names.values() for value in each.values()]
+        if any(isinstance(value, list) and value and isinstance(value[0], str) for value in inside):
+            return (
+                "it is one object with lists of texts. Write one row per text, with its "
+                "answer or label."
+            )
+        return "its rows are the values of one object. Write them as a list."
+    lists = [value for value in names.values() if isinstance(value, list)]
+    if survey.num_rows > 1 and len(lists) > 1 and len({len(value) for value in lists}) == 1:
+        return (
+            f"its rows contain {_kinds_of(row)} of the same length, such as a label for each "
+            "word, which packhouse does not support. Write each row as a text with its answer."
+        )
+    for name in names:
+        if survey.fields[name].has_media and "media" not in given:
+            if not any(held.num_texts for held in survey.fields.values()):
+                return (
+                    f"its rows contain {_kinds_of(row)}: media and no text. Add text to the rows."
+                )
+            return (
+                f"{layout.num_rows:,} of {counted(survey.num_rows, 'row')} contain images, "
+                f"audio or video in {name!r}. {_media_advice(layout.num_rows < survey.num_rows)}."
+            )
+    if failed is not None and not failed.trial.bad:
+        return "media=drop_rows leaves out all of its rows. Use media=drop_parts"
+    if failed is not None:
+        trial = failed.trial
+        ((reason, number),) = trial.bad.most_common(1)
+        helps = {
+            "media": _media_advice(number < trial.num_rows),
+            "no_assistant": "Add a field with the answer to each row",
+            "ends_on_user": "Add --set validate.allow_ends_on_user=true to train their answers; "
+            "the last user turn is not trained",
+        }.get(reason, "Fix the rows")
+        return (
+            f"read as {failed.reading.settings['format']}, {number:,} of "
+            f"{counted(trial.num_rows, 'example')} are bad rows ({reason}: "
+            f"{trial.first_bad[reason]}). {helps}"
+        )
+    for name, value in names.items():
+        if isinstance(value, list) and value and isinstance(value[0], str):
+            if not any(" " in str(each) for each in value):  # words
+                return (
+                    f"its rows contain {_kinds_of(row)}: a list of words in {name!r}, which "
+                    "packhouse does not support. Write each row as a text with its answer."
+                )
+            return (
+                f"{layout.num_rows:,} of {counted(survey.num_rows, 'row')} contain a list of "
+                f"texts in {name!r}. Write one row per text, with its answer or label."
+            )
+        if what := marks_in(layout.rows, [name]):
+            return (
+                f"the text in '{name}' contains {what}, which packhouse cannot parse. "
+                "Write rows with messages ([{role, content}])."
+            )
+    others = [name for name in names if not is_metadata(name, survey.fields[name])] or [*names]
+    is_text = len(others) == 1 and isinstance(row[others[0]], str)
+    if is_text or has_only_questions(layout.rows):
+        return (
+            f"its rows contain {_kinds_of(row)} but no answers. Add a field with the answer to "
+            "each row."
+        )
+    place = f" in {rows_at!r}" if (rows_at := survey.settings.get("rows_at")) else ""
+    return (
+        f"{layout.num_rows:,} of {counted(survey.num_rows, 'row')}{place} have {_kinds_of(row)}, "
+        "but it is not clear which fields hold the question and the answer. If "
+        f"{NAME_THE_FIELDS}"
+    )
+
+
+def _kinds_of(row: object) -> str:
+    if not isinstance(row, dict):
+        return "a list" if isinstance(row, list) else "a bare value"
+    kinds = {str: "text", dict: "an object", list: "a list", bool: "true or false"}
+    shown = [
+        f"{name[:40]!r} ({kinds.get(type(value), 'nothing' if value is None else 'a number')})"
+        for name, value in list(row.items())[:8]
+    ]
+    return f"{', '.join(shown)}{', ...' if len(row) > 8 else ''}"

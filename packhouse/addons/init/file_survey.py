@@ -1,0 +1,482 @@
+"""Survey a file: its encoding, its format, the location of its rows, and the values of its fields.
+
+A local file of up to 2 GB is read once, in full, by the cutters and parsers of `packhouse.read`.
+Keys, types and shapes are counted over all rows, and examples are sampled evenly from the file.
+Remote files above 16 MiB and local files above 2 GB are only read in part; `Survey.part` names the
+ranges.
+
+    {"ask": "1+1?", "id": 1}        layout (ask, id): 2 rows, of which 2 examples are kept
+    {"ask": "2+2?", "id": 2}        field ask: text in 3 rows; id: a number in 2
+    {"ask": "3+3?"}                 layout (ask): 1 row
+"""
+
+import codecs
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+import orjson
+
+from packhouse.errors import SourceError
+from packhouse.read.chat_messages import speaker_key
+from packhouse.read.compression import FileStream, read_range
+from packhouse.read.file_formats import (
+    BOM,
+    Compression,
+    compression_of,
+    format_of,
+    format_of_name,
+)
+from packhouse.read.json_parsing import Records, gc_paused, parse_pieces, unwrapped
+from packhouse.read.parquet_files import TABULAR, decode_head, parse_tables
+from packhouse.read.record_boundaries import HEAD_BYTES, path_of_list, spans_by_layout
+from packhouse.read.row_formats import row_format_of
+from packhouse.read.sharding import TEXT_FILES, read_parts, scan_source
+from packhouse.read.source_files import SourceFile, file_errors, local_path, open_file
+from packhouse.read.unread_fields import is_media, is_text
+from packhouse.recipe import SourceConfig, ValidateConfig
+from packhouse.recipe.sections import FileFormat
+from packhouse.system.progress import advance
+
+MAX_WHOLE_BYTES = 2 * 10**9
+"""Largest local file that is read in full, in stored bytes."""
+MAX_REMOTE_BYTES = 16 * 2**20
+"""Largest remote file that is read in full, in stored bytes."""
+
+_MAX_ROW_BYTES = 2**31
+_ANY_SIZE = ValidateConfig(max_row_bytes=_MAX_ROW_BYTES)
+_SHARD_BYTES = 8 * 2**20
+_NUM_RANGES, _RANGE_BYTES, _RANGE_ROWS = 16, 2**20, 1000
+_MAX_LAYOUTS = 200
+_MAX_VALUES = 1000
+"""Number of distinct short values counted per field."""
+_LOOKED_AT = 100  # values per block that are checked for images, audio and video
+_MAX_VALUE_CHARS = 200
+_NUM_EXAMPLES = 100
+"""Minimum number of examples kept per layout; at most twice as many are kept."""
+
+
+@dataclass(slots=True)
+class Field:
+    """Values of one field, counted over all rows."""
+
+    kinds: Counter[str] = field(default_factory=Counter)
+    """Number of rows by kind: `text`, `number`, `true or false`, `list`, `object`, `nothing`."""
+    num_texts: int = 0
+    """Number of rows whose value contains text, according to `holds_text`."""
+    values: Counter[str | int | float | bool] = field(default_factory=Counter)
+    """Number of rows by value; empty if `has_few_values` is False."""
+    has_few_values: bool = True
+    """False if a value is long, a list or an object, or if there are over `_MAX_VALUES` values."""
+    has_media: bool = False
+    """True if images, audio or video were found in the values checked."""
+
+    def add(self, values: Sequence[Any]) -> None:
+        """Count the values of a block of rows."""
+        types = Counter(map(type, values))
+        for kind, number in types.items():
+            self.kinds[_KINDS.get(kind, kind.__name__)] += number
+        if self.has_few_values:
+            if types.keys() <= {str, int, float, bool, type(None)}:
+                self.values.update(value for value in values if value not in (None, ""))
+            is_long = any(isinstance(v, str) and len(v) > _MAX_VALUE_CHARS for v in self.values)
+            if is_long or len(self.values) > _MAX_VALUES or types.keys() & {list, dict}:
+                self.has_few_values = False
+                self.values.clear()
+        self.has_media = self.has_media or any(map(is_media, values[:_LOOKED_AT]))
+        if types.keys() & {str, list, dict}:
+            self.num_texts += sum(map(holds_text, values))
+
+    @property
+    def kind(self) -> str:
+        """Most frequent kind other than `nothing`."""
+        known = [kind for kind, _ in self.kinds.most_common() if kind != "nothing"]
+        return known[0] if known else "nothing"
+
+
+_KINDS = {
+    str: "text",
+    int: "number",
+    float: "number",
+    bool: "true or false",
+    list: "list",
+    dict: "object",
+    type(None): "nothing",
+}
+
+
+@dataclass(slots=True)
+class Layout:
+    """Rows that have the same keys and the same kinds of lists and objects."""
+
+    num_rows: int = 0
+    examples: list[tuple[int, Any]] = field(default_factory=list)
+    """Row numbers and rows, evenly spread over the file."""
+    step: int = 1
+
+    def add(self, number: int, row: Any) -> None:
+        """Count a row and keep every `step`th one, doubling `step` when there are too many."""
+        if self.num_rows % self.step == 0:
+            self.examples.append((number, row))
+            if len(self.examples) > 2 * _NUM_EXAMPLES:
+                self.examples = self.examples[::2]
+                self.step *= 2
+        self.num_rows += 1
+
+    @property
+    def rows(self) -> list[Any]:
+        """Rows of the examples, without their numbers."""
+        return [row for _, row in self.examples]
+
+
+@dataclass(slots=True)
+class Survey:
+    """Contents of one file: its format, fields, layouts and bad rows."""
+
+    file: SourceFile
+    file_format: FileFormat
+    settings: dict[str, Any]
+    """Keys of the recipe's source that locate the rows, such as `encoding` and `rows_at`."""
+    part: str = ""
+    """Description of the ranges read; empty if the file was read in full."""
+    num_rows: int = 0
+    """Number of rows read, good and bad."""
+    num_bad: int = 0
+    """Number of rows that cannot be parsed."""
+    first_bad: str = ""
+    fields: dict[str, Field] = field(default_factory=dict)
+    layouts: dict[object, Layout] = field(default_factory=dict)
+
+    def add(self, records: Records) -> None:
+        """Count the rows of a block of records."""
+        rows = unwrapped(records.rows) if self.settings.get("unwrap") else records.rows
+        for failure in records.failures:
+            self.num_bad += 1
+            number = self.num_rows + failure.number
+            self.first_bad = self.first_bad or f"row {number:,}: {failure.detail}"
+        by_keys: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+        for number, row in zip(records.numbers.tolist(), rows, strict=True):
+            keys = _layout_of(row)
+            if keys not in self.layouts:
+                keys = keys if len(self.layouts) < _MAX_LAYOUTS else "other"
+                self.layouts.setdefault(keys, Layout())
+            self.layouts[keys].add(self.num_rows + number, row)
+            if type(row) is dict:
+                by_keys.setdefault(tuple(row), []).append(row)
+        for names, alike in by_keys.items():
+            for name in names:
+                found = self.fields.setdefault(name, Field())
+                found.add([row[name] for row in alike])
+        self.num_rows += records.num_records
+
+    def examples_as_lines(self) -> bytes:
+        """Return the examples of all layouts as JSON Lines, in file order."""
+        examples = (example for layout in self.layouts.values() for example in layout.examples)
+        in_order = sorted(examples, key=lambda example: example[0])
+        return b"".join(as_line(row) for _, row in in_order)
+
+
+def _layout_of(row: Any) -> object:
+    if type(row) is not dict:
+        return type(row), speaker_key(row) if type(row) is list else None
+    inner = []
+    for name, value in row.items():
+        if value and type(value) is list:
+            first = value[0]
+            inner.append((name, speaker_key(value) or type(first)))
+        elif value and type(value) is dict:
+            inner.append((name, dict))
+    return tuple(row), tuple(inner)
+
+
+def holds_text(value: object) -> bool:
+    """Return True if a value is or contains text, by the same rule as `prepare`."""
+    if isinstance(value, str):
+        return is_text(value)
+    if isinstance(value, list | dict):
+        return any(map(holds_text, value.values() if isinstance(value, dict) else value))
+    return False
+
+
+def survey(file: SourceFile, given: Mapping[str, Any]) -> Survey:
+    """Read a file and count its rows, fields and layouts.
+
+    Args:
+        file: a file returned by `find_files`.
+        given: source settings from the user, such as `encoding`, `file_format` or `rows_at`.
+
+    Raises:
+        SourceError: no row can be read; the message gives the reason.
+    """
+    found = _find_rows(file, given)
+    with gc_paused():
+        for records in _records(found):
+            found.add(records)
+    if not found.layouts:
+        why = found.first_bad or "it is empty"
+        if "fields; at most" in why:
+            raise refusal(file, "its rows are the values of one object. Write them as a list")
+        if _has_raw_line_breaks(file):
+            raise refusal(
+                file,
+                "its texts contain raw line breaks, which JSON does not allow. Replace them with "
+                "\\n.",
+            )
+        raise refusal(
+            file,
+            f"no row of it can be read as {found.file_format} ({why}). Pass a file with rows, or "
+            "name its format with --set file_format=FORMAT.",
+        )
+    return found
+
+
+def _has_raw_line_breaks(file: SourceFile) -> bool:
+    """Return True if the file starts with an object that would be JSON without its line breaks."""
+    head = next(iter(FileStream(file.uri, _compression_of(file))), b"")
+    text = head.removeprefix(BOM).decode(errors="replace").lstrip()
+    with suppress(ValueError):
+        return isinstance(json.JSONDecoder(strict=False).raw_decode(text)[0], dict)
+    return False
+
+
+def as_line(row: Any) -> bytes:
+    """Return a row as a line of JSON."""
+    return orjson.dumps(row, default=str, option=orjson.OPT_APPEND_NEWLINE)
+
+
+def refusal(file: SourceFile, why: str) -> SourceError:
+    """Return the error for a file that cannot be read."""
+    return SourceError(f"source file '{file.uri}': {why}", uri=file.uri)
+
+
+# Location of the rows: encoding, file format, and the lists around the rows.
+
+
+def _find_rows(file: SourceFile, given: Mapping[str, Any]) -> Survey:
+    """Detect, from the first bytes of a file, the settings needed to read its rows."""
+    settings = {key: given[key] for key in ("encoding", "file_format", "table") if key in given}
+    head = b""
+    for chunk in FileStream(file.uri, _compression_of(file)):
+        head += chunk
+        if len(head) > HEAD_BYTES:
+            break
+    head, is_whole = head[:HEAD_BYTES], len(head) <= HEAD_BYTES
+    kind = settings.get("file_format") or format_of_name(file.name)
+    if kind not in TABULAR and not head.startswith((b"PAR1", b"ARROW1", b"PK\x03\x04")):
+        encoding = settings.get("encoding") or guess_encoding(head)
+        if encoding is None:
+            format_of(head, file.name, "auto", file.uri)  # raises if it is binary
+            raise refusal(file, "its encoding is not supported. Save it as UTF-8.")
+        if encoding != "utf-8":
+            settings["encoding"] = encoding
+            decoder = codecs.getincrementaldecoder(encoding)("replace")
+            head = decoder.decode(head).encode()
+        if "file_format" not in settings and (divided := _divided_by(head, kind)):
+            settings["file_format"] = divided
+    if head.startswith(b"PK\x03\x04") and b"xl/workbook" in head and kind != "xlsx":
+        settings["file_format"] = "xlsx"
+    file_format = format_of(head, file.name, settings.get("file_format", "auto"), file.uri)
+    if file_format in TABULAR:
+        return Survey(file, file_format, settings)
+    if "rows_at" in given:
+        settings["rows_at"] = given["rows_at"]
+        return Survey(file, "json", settings)
+    text_file = TEXT_FILES[file_format](file.uri, 2 * HEAD_BYTES)
+    (cut,) = text_file.cut([head])
+    rows = list(text_file.parse(head[cut.byte_start : cut.byte_end], HEAD_BYTES).rows)
+    if not is_whole and len(rows) > 1:
+        rows = rows[:-1]  # the last one is truncated
+    if len(rows) <= 1 and file_format in ("jsonl", "objects") and not _holds_messages(rows):
+        name = _field_with_rows(head)
+        if name is not None:
+            settings["rows_at"] = name
+            file_format = "json"
+    if given.get("unwrap") or (
+        rows
+        and all(isinstance(row, list) and len(row) == 1 for row in rows)
+        and not _holds_messages(rows)
+    ):
+        settings["unwrap"] = True
+    return Survey(file, file_format, settings)
+
+
+def _holds_messages(rows: Sequence[Any]) -> bool:
+    return bool(rows) and row_format_of(rows[0], {}) is not None
+
+
+def _compression_of(file: SourceFile) -> Compression:
+    with file_errors(file.uri), open_file(file.uri) as opened:
+        return compression_of(opened.read(4), file.name)[0]
+
+
+def _divided_by(head: bytes, kind: FileFormat | None) -> FileFormat | None:
+    """Return the delimited format of the first line if it differs from the file name's."""
+    first = head.removeprefix(BOM).lstrip().partition(b"\n")[0]
+    if kind == "csv":
+        if first.count(b";") > first.count(b","):
+            return "csv_semicolon"
+        return "tsv" if b"\t" in first and b"," not in first else None
+    if kind is None and first[:1] not in (b"{", b"[", b"<"):
+        return "tsv" if b"\t" in first else "csv" if b"," in first else None
+    return None
+
+
+def _field_with_rows(head: bytes) -> str | None:
+    """Return the path of the field that contains the list of rows, or None.
+
+    The file is a single object, and the list contains objects.
+    """
+    text = head.removeprefix(BOM).lstrip()
+    for found in islice(re.finditer(rb'"\s*:\s*\[\s*\{', text[: 2**16]), 50):
+        if path := path_of_list(text[: found.end() - 1].rstrip()):
+            return ".".join(path)
+    return None
+
+
+# Rows of a file: all of them, or ranges spread over it.
+
+
+def _records(found: Survey) -> Iterator[Records]:
+    file, settings = found.file, found.settings
+    limit = MAX_REMOTE_BYTES if local_path(file.uri) is None else MAX_WHOLE_BYTES
+    if file.size <= limit:
+        config = SourceConfig(path=file.uri, format="text", **settings)
+        shards = scan_source(config, _SHARD_BYTES)
+        for shard in shards:
+            yield from read_parts(shard, _ANY_SIZE)
+            advance(1 / len(shards))
+        return
+    if found.file_format in TABULAR:
+        yield from _ranges_of_table(found)
+        return
+    if _compression_of(file) == "none" and "encoding" not in settings:
+        records = list(_ranges_of_text(found))
+        if any(len(each.rows) for each in records):
+            yield from records
+            return
+    found.part = f"the first {_NUM_RANGES * _RANGE_BYTES:,} bytes"
+    yield from _beginning(found)
+
+
+def _ranges_of_table(found: Survey) -> Iterator[Records]:
+    file, table = found.file, found.settings.get("table")
+    facts, *_ = decode_head(file.uri, found.file_format, 1, table)
+    num_rows = sum(rows for rows, _ in facts["sizes"])
+    found.part = f"{_NUM_RANGES} ranges of {_RANGE_ROWS:,} rows spread over the file"
+    for first in sorted({num_rows * n // _NUM_RANGES for n in range(_NUM_RANGES)}):
+        size = min(_RANGE_ROWS, num_rows - first)
+        yield from parse_tables(file.uri, found.file_format, first, size, table)
+        advance(1 / _NUM_RANGES)
+
+
+def _ranges_of_text(found: Survey) -> Iterator[Records]:
+    file = found.file
+    found.part = f"{_NUM_RANGES} ranges of {_RANGE_BYTES:,} bytes spread over the file"
+    text_file = TEXT_FILES[found.file_format](file.uri, _SHARD_BYTES)
+    for number in range(_NUM_RANGES):
+        start = file.size * number // _NUM_RANGES
+        data = read_range(file.uri, "none", start, start + _RANGE_BYTES, file.pin)
+        advance(1 / _NUM_RANGES)
+        lines = data[data.find(b"\n") + 1 : data.rfind(b"\n") + 1]
+        if found.file_format in ("json", "objects"):  # each record starts on a new line
+            yield parse_pieces(data, spans_by_layout(data)[1:-1], _RANGE_BYTES)
+        elif found.file_format == "jsonl":
+            yield text_file.parse(lines, _RANGE_BYTES)
+        else:
+            if number == 0:
+                list(text_file.cut([data]))  # for the header
+            yield text_file.parse(lines, _RANGE_BYTES)
+
+
+def _beginning(found: Survey) -> Iterator[Records]:
+    file, settings = found.file, found.settings
+    encoding = settings.get("encoding", "utf-8")
+    data = b""
+    for chunk in FileStream(file.uri, _compression_of(file), encoding):
+        data += chunk
+        if len(data) > _NUM_RANGES * _RANGE_BYTES:
+            break
+    text_file = TEXT_FILES[found.file_format](
+        file.uri, 2 * len(data), rows_at=settings.get("rows_at")
+    )
+    (cut,) = text_file.cut([data])
+    records = text_file.parse(data[cut.byte_start : cut.byte_end], _MAX_ROW_BYTES)
+    records.failures = records.failures[:-1]  # the truncated last record
+    yield records
+
+
+# Guess the encoding of text by how many of its letters are common in the language.
+#
+# Text that is UTF-8 except for a few bytes stays UTF-8, and rows with invalid bytes are bad rows.
+# The guess is shown to the user and written to the recipe.
+
+
+_ENOUGH = 0.6
+"""Minimum share of common letters among those outside ASCII."""
+
+
+def guess_encoding(data: bytes) -> str | None:
+    """Return the encoding of the first bytes of a text, or None if no source supports it.
+
+    Example:
+        >>> guess_encoding("你好世界天空为什么是蓝色的".encode("gbk"))
+        'gb18030'
+    """
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return None if data.startswith(b"\xff\xfe\0\0") else "utf-16"
+    letters = _letters_beyond_ascii(data, "utf-8")
+    num_wrong = letters.count("\ufffd") - data.count("\ufffd".encode())  # some files hold U+FFFD
+    if num_wrong <= len(letters) / 10:
+        return "utf-8"
+    runs = re.findall(rb"[\x80-\xff]+", data)
+    stand_alone = sum(len(run) == 1 for run in runs) > len(runs) / 2  # accents in Latin words
+    names = [name for name in _COMMON if (name == "cp1252") == stand_alone]
+    scores = {}
+    for name in names:
+        letters = _letters_beyond_ascii(data, name)
+        scores[name] = sum(map(_COMMON[name], letters)) / max(1, len(letters))
+    best = max(scores, key=lambda name: scores[name])
+    return best if scores[best] >= _ENOUGH else None
+
+
+def _letters_beyond_ascii(data: bytes, encoding: str) -> str:
+    text = codecs.getincrementaldecoder(encoding)("replace").decode(data)  # may end in a letter
+    return "".join(letter for letter in text if letter > "\x7f")
+
+
+def _lead_byte(first: int, last: int, encoding: str) -> Callable[[str], bool]:
+    """Return a test for common letters: those whose first byte is between `first` and `last`.
+
+    National character sets keep their common letters in one range of first bytes.
+    """
+
+    def is_common(letter: str) -> bool:
+        if "\u3000" <= letter <= "\u303f" or "\uff00" <= letter <= "\uff60":  # punctuation
+            return True
+        return first <= letter.encode(encoding, "replace")[0] <= last
+
+    return is_common
+
+
+_KANJI = _lead_byte(0x88, 0x97, "cp932")
+
+_LATIN = (
+    "äöüßÄÖÜéèêëàâáíìîïóòôúùûñçåæøÉÀÇÑÅØ\u00ab\u00bb\u20ac\u00b0"
+    "\u2013\u2014\u2018\u2019\u201c\u201d\u2026"
+)
+
+# Encodings in the order of trial. The first wins a tie, because common Korean letters, decoded as
+# Chinese, are common letters, too.
+_COMMON: dict[str, Callable[[str], bool]] = {
+    "cp949": _lead_byte(0xB0, 0xC8, "euc_kr"),
+    "gb18030": _lead_byte(0xB0, 0xD7, "gb2312"),
+    "big5": _lead_byte(0xA4, 0xC6, "big5"),
+    "cp932": lambda letter: "\u3040" <= letter <= "\u30ff" or _KANJI(letter),
+    "cp1251": lambda letter: "\u0410" <= letter <= "\u044f",
+    "cp1252": lambda letter: letter in _LATIN,
+}

@@ -1,1 +1,0 @@
-"""`packhouse plan`: estimate the result of a run before any work is done."""

@@ -25,6 +25,7 @@ MAX_DEPTH = 32
 MAX_FIELDS = 1000
 """Fields in a row."""
 CUT_OFF = "; the file ends inside this row"
+INVALID_ESCAPE = "invalid escape"
 
 
 Ints = npt.NDArray[np.int64]
@@ -254,6 +255,9 @@ def why_not_json(piece: bytes, error: orjson.JSONDecodeError) -> tuple[str, str]
     if "control character" in said or "\0" in text:
         return "control", f"a raw control character inside a string ({said})"
     reason, detail = strict_fault(text) or ("json", "")
+    if "escaped sequence" in said:
+        escape, column = text[error.pos : error.pos + 2], len(text[: error.pos].lstrip()) + 1
+        said = f"{INVALID_ESCAPE} {escape} in column {column:,} of the row"
     return reason, detail if reason != "json" else f"not JSON: {said}"
 
 

@@ -359,7 +359,6 @@ def _ends(data: bytes | bytearray, start: int, stop: int = sys.maxsize) -> Itera
 # JSON arrays. Objects separated by commas or by nothing are read as an array without its brackets.
 
 
-_FIRST_BYTES = 2**16
 _GOES_ON = re.compile(rb"\Z|,\s*[^\s]")  # after a block: the end, or a comma and an element
 _MAX_DEPTH = 4  # objects around the list of rows
 
@@ -379,12 +378,13 @@ class ArrayFile(TextFile):
         """Return the offset after the opening bracket; with `rows_at`, that of the field's list."""
         start = super().begin(head)
         if self.rows_at is not None:
-            text = bytes(head[start : start + _FIRST_BYTES])
+            text = bytes(head[start:HEAD_BYTES])
             found = find_list(text, self.rows_at)
             if found is None:
                 raise SourceError(
-                    f"the first {_FIRST_BYTES:,} bytes of source file '{self.uri}' have no JSON "
-                    f"object with a list in field '{self.rows_at}'. Correct `rows_at`",
+                    f"the first {HEAD_BYTES:,} bytes of source file '{self.uri}' have no JSON "
+                    f"object with a list in field '{self.rows_at}'. Correct `rows_at`, or, if the "
+                    "list begins later, move its field to the beginning of the object",
                     uri=self.uri,
                 )
             self.path = path_of_list(text[:found])

@@ -525,7 +525,7 @@ def try_rows(
     for each in (texts, tokens):
         each.mkdir()
     reply = render_shard(folder / "validated.arrow", recipe, label_names, cache, texts)
-    tokenize_shard(texts / "formatted.arrow", recipe, cache, tokens)
+    tokenized = tokenize_shard(texts / "formatted.arrow", recipe, cache, tokens)
     (tokens / "tokenized.arrow").rename(folder / "tokenized.arrow")
     bad = [read_table(each / REFUSED) for each in (texts, tokens)]
     write_table(folder / REFUSED, pa.concat_tables(bad))
@@ -534,7 +534,7 @@ def try_rows(
         rows=num_rows(formatted),
         records=formatted.num_rows,
         stop_tokens=reply["stop_tokens"],
-        notes=reply["notes"],
+        notes={**reply["notes"], "straddles_start": tokenized["notes"].get("straddles_start", 0)},
     )
     return asdict(counts)
 

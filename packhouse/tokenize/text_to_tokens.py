@@ -120,7 +120,7 @@ class Tokenized:
 
 def tokenize_shard(
     formatted: Path, recipe: Recipe, cache: Path | None, folder: Path, given: Path | None = None
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """Write `tokenized.arrow` and `refused.arrow`; both sides of a pair become one record.
 
     `given` contains the ids of rows that came already tokenized.

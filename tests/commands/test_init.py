@@ -118,6 +118,7 @@ GOOGLE = [
     }
     for q, a in TALKS
 ]
+GOOGLE_SYSTEM = {"systemInstruction": {"role": "system", "parts": [{"text": "Add them."}]}}
 SQUAD = [
     {"context": "Sums.", "question": q, "answers": {"text": [a], "answer_start": [0]}}
     for q, a in TALKS
@@ -171,6 +172,8 @@ RIGHT: dict[str, tuple[Any, ...]] = {
     "a list in an object in an object": ("a.json", dumped(DEEP)),
     "a column that pandas wrote without a name": ("a.csv", table(CUT_BY_PANDAS, ",")),
     "Google's messages": ("a.jsonl", lines(GOOGLE)),
+    "Google's messages with a system prompt":
+        ("a.jsonl", lines([GOOGLE_SYSTEM | row for row in GOOGLE])),
     "ShareGPT with a bot": ("a.json", dumped(BOT)),
 }
 # fmt: on
@@ -273,6 +276,8 @@ ASKED: dict[str, tuple[Callable[[int, Talk], dict[str, Any]], int, list[Talk]]] 
         "quote": f"Please tell me: {t[0]}", "gold_answer": t[1]}, 1, TALKS),
     "a question between [INST] and [/INST]": (lambda n,
         t: {"text": f"<s>[INST] {t[0]} [/INST] {t[1]} </s>"}, 1, TALKS),
+    "a question between [INST] and [/INST], and a class": (lambda n,
+        t: {"text": f"<s>[INST] {t[0]} [/INST] {t[1]} </s>", "risk": "ab"[n % 2]}, 1, TALKS),
     "prompts that open a tag of the answer": (lambda n, t: {"prompt": f"{t[0]}\n<think>\n",
         "response": f"{t[1]}</think>"}, 1, [Talk(t[0], f"{t[1]}</think>") for t in TALKS]),
     "a conversation written by a template": (lambda n, t: {"text":
@@ -557,6 +562,80 @@ def test_rows_that_all_have_images_cannot_all_be_left_out(project):
     assert (code, "Use media=drop_parts" in said) == (3, True), said
 
 
+def test_invalid_escapes_in_every_row_are_named_and_fixed_as_the_message_says(project):
+    fixed = each(lambda t: {"messages": chats_of(Talk(t[0].replace("What", "What's"), t[1]))})
+    broken = fixed.replace(b"'", b"\\'")
+    Path("a.jsonl").write_bytes(broken)
+    column = broken.index(b"\\") + 1
+
+    code, said = project.init("a.jsonl")
+
+    assert code == 3, said
+    said = " ".join(said.split())
+    assert f"(line 1: not JSON: invalid escape \\' in column {column} of the row)" in said
+    assert "Remove or double the backslash" in said
+    Path("a.jsonl").write_bytes(broken.replace(b"\\'", b"'"))
+    code, said = project.init("a.jsonl")
+    assert code == 0, said
+    assert len(project.prepare()) == NUM_ROWS
+
+
+def test_conversations_are_counted_although_their_texts_span_lines(project):
+    good = each(lambda t: {"messages": chats_of(t)})
+    broken = each(lambda t: {"messages": chats_of(Talk(t[0], f"{t[1]}#It is.#Yes.#So."))})
+    Path("a.jsonl").write_bytes(good + broken.replace(b"#", b"\n"))
+
+    code, said = project.init("a.jsonl")
+
+    assert code == 0, said
+    said = " ".join(said.split())
+    assert f"{2 * NUM_ROWS} rows" in said
+    assert f"{NUM_ROWS} of {2 * NUM_ROWS} rows (50.00%) are bad (control {NUM_ROWS})" in said
+
+
+def test_a_system_prompt_of_google_is_read(project):
+    system = {"system_instruction": {"parts": [{"text": "Add "}, {"text": "them."}]}}
+    Path("a.jsonl").write_bytes(lines([system | row for row in GOOGLE]))
+
+    code, said = project.init("a.jsonl")
+
+    assert code == 0, said
+    assert all("Add them." in talk.question for talk in project.prepare())
+
+
+def test_answers_whose_first_word_is_not_trained_are_counted(project):
+    rows = [{"prompt": f"User: {t[0]}\nAda: ", "completion": t[1]} for t in TALKS]
+    Path("a.jsonl").write_bytes(lines(rows))
+
+    code, said = project.init("a.jsonl")
+
+    assert code == 7, said
+    said = " ".join(said.split())
+    assert said.count("does not train the first word of 12 answers of 12 examples") == 1
+
+
+def test_a_field_in_one_row_does_not_repeat_another(project):
+    rows: list[dict[str, Any]] = pairs("prompt", "completion", TALKS)
+    rows[5][" completion"] = rows[5].pop("completion")
+    Path("a.jsonl").write_bytes(lines(rows))
+
+    code, said = project.init("a.jsonl")
+
+    assert code == 0, said
+    assert "' completion': text, in 1 row; ignored (text in few rows)" in said
+
+
+def test_the_beginning_of_the_answer_to_a_long_prompt_is_shown(project):
+    rows = pairs("prompt", "completion", [Talk(f"{'Well. ' * 900}{t[0]}", t[1]) for t in TALKS])
+    Path("a.jsonl").write_bytes(lines(rows))
+
+    code, said = project.init("a.jsonl")
+
+    assert code == 0, said
+    assert f"{TALKS[0].question}<|im_end|>" in said
+    assert f"{{+{TALKS[0].answer}" in said
+
+
 def test_advice_about_images_is_given_once(project):
     rows = [
         {"path": f"{n}.png", "question": f"Please tell me, my friend: {t[0]}"}
@@ -718,7 +797,7 @@ def test_a_question_about_a_file_describes_all_of_its_rows(project):
     code, said = project.init("a.jsonl")
 
     assert code == 7, said
-    assert "note: 1 row cannot be read (row 12: not JSON" in said
+    assert "note: 1 row cannot be read (line 13: not JSON" in said
     assert "different sets of fields" not in said
     assert "answer: text, in 12 rows; ignored (its text also appears in other fields)" in said
 

@@ -150,6 +150,14 @@ def test_an_object_that_does_not_match_rows_at_is_refused(data, match, read_byte
         read_bytes(data, "rows.json", rows_at="data")
 
 
+def test_the_list_may_begin_within_the_first_megabyte(read_bytes):
+    near, far = (orjson.dumps({"pad": "x" * size, "data": ROWS}) for size in (2**17, 2**21))
+
+    assert read_bytes(near, "rows.json", rows_at="data").texts == TEXTS
+    with pytest.raises(SourceError, match="move its field to the beginning of the object"):
+        read_bytes(far, "rows.json", rows_at="data")
+
+
 def test_an_object_that_is_cut_off_is_noted(read_bytes):
     data = orjson.dumps({"data": ROWS})
 

@@ -102,7 +102,8 @@ class Reading:
     @property
     def trained(self) -> set[str]:
         """Names of the fields that are trained."""
-        return {name for name, ours in self.reads.items() if ours in _TRAINED}
+        prompts = {"text"} if self.settings["format"] == "classification" else set()
+        return {name for name, ours in self.reads.items() if ours in _TRAINED - prompts}
 
     @property
     def prompt(self) -> str | None:
@@ -118,10 +119,11 @@ def _reading(
     return Reading(settings={"format": row_format, **kept}, reads=reads, is_sure=is_sure)
 
 
+UNMARKED = "question and answer, without [INST]"
 TEMPLATED = "messages, without the marks of a chat template"
 TALK = "messages, without the names of their speakers"
 _TRAINED = {
-    *(TEMPLATED, TALK),
+    *(UNMARKED, TEMPLATED, TALK),
     *("answer", "completion", "output", "response", "chosen", "text", "messages", "conversations"),
     *("transcript", "label", "answers", "paragraphs", "input_ids"),
 }
@@ -741,21 +743,28 @@ def _nested(rows: Sequence[Mapping[str, Any]], row_format: str) -> Iterator[Made
 def _parts_of_gemini(rows: Sequence[Mapping[str, Any]]) -> Iterator[Reading]:
     """Yield a reading of Gemini messages: roles `user` and `model`, and texts in `parts`."""
     said = [message for row in rows for message in row.get("contents") or ()]
+    known = ("systemInstruction", "system_instruction")
+    names = [name for name in known if name in rows[0]][:1]
+    systems = [row[name] for name in names for row in rows if row[name]]
     if not said or not all(
         isinstance(message, dict)
-        and message.keys() == {"role", "parts"}
-        and message["role"] in ("user", "model")
+        and {"parts"} <= message.keys() <= {"role", "parts"}
         and isinstance(message["parts"], list)
         and all(isinstance(part, dict) and part.keys() == {"text"} for part in message["parts"])
-        for message in said
+        for message in said + systems
     ):
         return
+    if any(message.get("role") not in ("user", "model") for message in said):
+        return
+    text = "array_to_string(list_transform({}.parts, lambda p: p.text), '')"
     messages = (
         "list_transform(contents, lambda m: {'role': CASE m.role WHEN 'model' THEN 'assistant' "
-        "ELSE m.role END, 'content': array_to_string(list_transform(m.parts, lambda p: p.text), "
-        "'')})"
+        f"ELSE m.role END, 'content': {text.format('m')}}})"
     )
-    yield _reading("chat", {"contents": "messages"}, is_sure=True, select={"messages": messages})
+    select, reads = {"messages": messages}, {"contents": "messages"}
+    for name in names:
+        select["system"], reads[name] = text.format(name), "system"
+    yield _reading("chat", reads, is_sure=True, select=select)
 
 
 def _in_two_lists(rows: Sequence[Mapping[str, Any]], row_format: str) -> Iterator[Made]:
@@ -1071,7 +1080,6 @@ _OPEN = re.compile(r"<(\w+)>\s*\Z")
 """A prompt that ends with a tag such as `<think>`."""
 
 _INSTRUCT = r"(?s)^\s*(?:<s>)?\s*\[INST\]\s*(.*?)\s*\[/INST\]\s*(.*?)\s*(?:</s>)?\s*$"
-UNMARKED = "question and answer, without [INST]"
 
 
 def _instruct_texts(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:

@@ -137,24 +137,19 @@ def render_sample(
     source: SourceConfig,
     trial: Trial,
     tokenizers: Path,
-    num_rows: int | None = None,
 ) -> tuple[pa.Table, pa.Table, RenderCounts]:
     """Render and tokenize the conversations of a trial.
 
     Returns:
-        The records (schema `table_schemas.TOKENIZED`), the refused records, and counts of the
-        format step.
+        The records (schema `table_schemas.TOKENIZED`), the refused records, and counts.
     """
     assert trial.sample is not None
     with temporary_folder("sample") as folder:
-        last = trial.sample.num_rows - 1
-        places = np.unique(np.linspace(0, last, num_rows or last + 1).astype(int))
-        sample = trial.sample.take(places)
-        write_table(folder / "validated.arrow", sample)
+        write_table(folder / "validated.arrow", trial.sample)
         if trial.rejected is not None:
-            write_table(folder / "rejected.arrow", trial.rejected.take(places))
+            write_table(folder / "rejected.arrow", trial.rejected)
         call = partial(try_rows, recipe, trial.row_format, source.label_names, tokenizers, folder)
-        reply = run_template(call, recipe, sample.nbytes)
+        reply = run_template(call, recipe, trial.sample.nbytes)
         return (
             read_table(folder / "tokenized.arrow"),
             read_table(folder / REFUSED),

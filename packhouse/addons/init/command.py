@@ -33,6 +33,7 @@ from packhouse.cli.token_display import coloured, pipeline_of, plain, rows_with_
 from packhouse.errors import ConfigError, PackhouseError, SourceError, TemplateError
 from packhouse.read.csv_files import DELIMITERS
 from packhouse.read.source_files import find_files, source_name
+from packhouse.read.unread_fields import MIN_ROWS, MIN_SHARE
 from packhouse.recipe import Recipe, SourceConfig, ValidateConfig, parse_recipe
 from packhouse.recipe.recipe_file import apply_override, explain_mistakes
 from packhouse.records.ledger import LedgerLine, RenderCounts, check_quarantine, factor_note
@@ -191,7 +192,7 @@ def init(
             _show_file(proposal)
             print_text(f"proposed: {json.dumps(proposal.settings, ensure_ascii=False)}", 2)
             if number < len(samples):
-                _show_rows(samples[number], recipe, cache, None)
+                _show_rows(samples[number], recipe, cache, _SHOWN_ROWS)
         echo(said)
         counts = RenderCounts.total(counts for *_, counts in rendered)
         if factor := factor_note(counts, recipe.format):
@@ -378,8 +379,8 @@ def _show_candidates(
     found = []
     start_phase("rendering examples")
     for proposal in proposals:
-        tried = [(each, *_example(each, tokenizer, cache)) for each in proposal.candidates]
-        usable = [(each, recipe, rows) for each, recipe, rows, why_not in tried if not why_not]
+        tried = [(each, *_examples(each, tokenizer, cache)) for each in proposal.candidates]
+        usable = [found for *found, why_not in tried if not why_not]
         if not as_json:
             _show_file(proposal)
             if num_bad := proposal.survey.num_bad:
@@ -392,7 +393,7 @@ def _show_candidates(
                 else "Only one way to read these rows was found, and it may be wrong, so "
                 "nothing was written. If it is right, run its command."
             )
-        for number, (candidate, recipe, rows) in enumerate(usable, 1):
+        for number, (candidate, recipe, rows, counts) in enumerate(usable, 1):
             reading, unread = candidate.reading, candidate.trial.unread
             ignored = dict.fromkeys([*given.get("ignored_fields", ()), *unread])
             settings = {**given, **reading.settings}
@@ -414,7 +415,15 @@ def _show_candidates(
             if unread:
                 left = ", ".join(f"{n} (text in {rows:,} examples)" for n, rows in unread.items())
                 print_text(f"leaves out {left}", 3)
-            _show_rows(rows, recipe, cache, [row for row, _ in candidate.layout.examples])
+            if num_joined := counts.notes.get("straddles_start"):
+                print_text(
+                    f"does not train the first word of {counted(num_joined, 'answer')} of "
+                    f"{counted(rows.num_rows, 'example')}, because it is one token with the end of "
+                    "the prompt",
+                    3,
+                )
+            numbers = [row for row, _ in candidate.layout.examples]
+            _show_rows(rows, recipe, cache, _SHOWN_EXAMPLES, numbers)
             echo(command)  # in one line, to be copied
         for candidate, *_, why_not in tried:
             if why_not and not as_json:
@@ -426,8 +435,10 @@ def _show_candidates(
         echo(json.dumps({"candidates": found}))
 
 
-def _example(candidate: Candidate, tokenizer: str, cache: Path) -> tuple[Recipe, pa.Table, str]:
-    """Return the recipe of a candidate, its first rows, and why they cannot be rendered, if so."""
+def _examples(
+    candidate: Candidate, tokenizer: str, cache: Path
+) -> tuple[Recipe, pa.Table, RenderCounts, str]:
+    """Return the recipe of a candidate, its rows and counts, and why none can be rendered."""
     source = candidate.source
     raw: dict[str, Any] = {
         "dataset": "examples",
@@ -439,12 +450,10 @@ def _example(candidate: Candidate, tokenizer: str, cache: Path) -> tuple[Recipe,
     recipe = pinned(parse_recipe(raw, where="init"))
     tokenizers = Workspace(cache=cache).tokenizers
     try:
-        rows, refused, _ = render_sample(
-            recipe, source, candidate.trial, tokenizers, _SHOWN_EXAMPLES
-        )
+        rows, refused, counts = render_sample(recipe, source, candidate.trial, tokenizers)
     except TemplateError as error:
-        return recipe, pa.table({}), str(error)
-    return recipe, rows, "" if rows.num_rows else refused["detail"][0].as_py()
+        return recipe, pa.table({}), RenderCounts(), str(error)
+    return recipe, rows, counts, "" if rows.num_rows else refused["detail"][0].as_py()
 
 
 def _show_file(proposal: Proposal) -> None:
@@ -454,26 +463,34 @@ def _show_file(proposal: Proposal) -> None:
 
 
 def _show_rows(
-    sample: pa.Table, recipe: Recipe, cache: Path, numbers: Sequence[int] | None
+    sample: pa.Table,
+    recipe: Recipe,
+    cache: Path,
+    num_shown: int,
+    numbers: Sequence[int] | None = None,
 ) -> None:
     out = console()
     tokenizers = Workspace(cache=cache).tokenizers
     pipeline = pipeline_of(
         partial(load_snapshot, recipe.tokenizer, tokenizers, recipe.tokenize.pipeline)
     )
-    # Rows from the beginning, the middle and the end.
-    places = np.unique(np.linspace(0, sample.num_rows - 1, _SHOWN_ROWS).astype(int))
+    places = np.unique(np.linspace(0, sample.num_rows - 1, num_shown).astype(int))
     for row in rows_with_masks(sample.take(places)):
-        ids, trained = (row[name][:_SHOWN_TOKENS] for name in ("input_ids", "trained"))
-        runs = runs_of(ids, np.asarray(trained, np.bool_), pipeline)
+        # Of a long row, the end of the prompt and the beginning of the answer.
+        trained = np.asarray(row["trained"], np.bool_)
+        first = int(np.argmax(trained)) - _SHOWN_TOKENS // 2
+        first = max(0, min(first, len(trained) - _SHOWN_TOKENS))
+        shown = slice(first, first + _SHOWN_TOKENS)
+        runs = runs_of(row["input_ids"][shown], trained[shown], pipeline)
         number = row["row"] if numbers is None else numbers[row["row"]]
         title = (
             f"-- row {number:,}: {counted(row['num_tokens'], 'token')}, {row['num_trained']:,} "
             "trained (green) --"
         )
         out.print(f"\n{title}", style="cyan")
+        out.print("... " if first else "", end="")
         out.print(coloured(runs) if out.is_terminal else plain(runs))
-        out.print("" if row["num_tokens"] <= _SHOWN_TOKENS else " ...")
+        out.print(" ..." if shown.stop < len(trained) else "")
 
 
 def file_facts(proposal: Proposal) -> str:
@@ -512,9 +529,12 @@ def field_lines(proposal: Proposal) -> list[str]:
             use = "not read in any of the ways below"
         elif reading is not None and not reading.reads:
             use = "read from rows that have it"
+        elif held.num_texts < max(MIN_ROWS, MIN_SHARE * found.num_rows):
+            use = "ignored (text in few rows)"
         else:
             use = f"ignored ({_REPEATS})"
-        lines.append(f"{name}: {held.kind}{some}; {use}")
+        shown = name if name == name.strip() else repr(name)
+        lines.append(f"{shown}: {held.kind}{some}; {use}")
     return lines
 
 

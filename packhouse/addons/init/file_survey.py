@@ -24,7 +24,7 @@ import orjson
 
 from packhouse.errors import SourceError
 from packhouse.read.chat_messages import speaker_key
-from packhouse.read.compression import FileStream, read_range
+from packhouse.read.compression import FileStream, name_row, read_range
 from packhouse.read.file_formats import (
     BOM,
     Compression,
@@ -32,7 +32,7 @@ from packhouse.read.file_formats import (
     format_of,
     format_of_name,
 )
-from packhouse.read.json_parsing import Records, gc_paused, parse_pieces, unwrapped
+from packhouse.read.json_parsing import INVALID_ESCAPE, Records, gc_paused, parse_pieces, unwrapped
 from packhouse.read.parquet_files import TABULAR, decode_head, parse_tables
 from packhouse.read.record_boundaries import HEAD_BYTES, path_of_list, spans_by_layout
 from packhouse.read.row_formats import row_format_of
@@ -158,7 +158,13 @@ class Survey:
         for failure in records.failures:
             self.num_bad += 1
             number = self.num_rows + failure.number
-            self.first_bad = self.first_bad or f"row {number:,}: {failure.detail}"
+            if not self.first_bad:
+                at = None
+                if records.spans is not None and not self.part:
+                    at = records.byte_start + int(records.spans[failure.number, 0])
+                encoding = self.settings.get("encoding", "utf-8")
+                place = name_row(self.file.uri, number, at, encoding)
+                self.first_bad = f"{place}: {failure.detail}"
         by_keys: dict[tuple[str, ...], list[dict[str, Any]]] = {}
         for number, row in zip(records.numbers.tolist(), rows, strict=True):
             keys = _layout_of(row)
@@ -221,6 +227,9 @@ def survey(file: SourceFile, given: Mapping[str, Any]) -> Survey:
         why = found.first_bad or "it is empty"
         if "fields; at most" in why:
             raise refusal(file, "its rows are the values of one object. Write them as a list")
+        if INVALID_ESCAPE in why:
+            then = "Remove or double the backslash of such escapes."
+            raise refusal(file, f"no row of it is JSON ({why}). {then}")
         if _has_raw_line_breaks(file):
             raise refusal(
                 file,
@@ -296,6 +305,8 @@ def _find_rows(file: SourceFile, given: Mapping[str, Any]) -> Survey:
         if name is not None:
             settings["rows_at"] = name
             file_format = "json"
+    if file_format == "jsonl" and "file_format" not in settings and _spans_lines(head):
+        settings["file_format"] = file_format = "objects"
     if given.get("unwrap") or (
         rows
         and all(isinstance(row, list) and len(row) == 1 for row in rows)
@@ -326,13 +337,25 @@ def _divided_by(head: bytes, kind: FileFormat | None) -> FileFormat | None:
     return None
 
 
+def _spans_lines(head: bytes) -> bool:
+    """Return True if most lines go on with an object of a line before, such as in its texts."""
+    lines = [line.lstrip()[:1] for line in head.removeprefix(BOM).splitlines() if line.strip()]
+    return lines[:1] == [b"{"] and 2 * lines.count(b"{") < len(lines)
+
+
+_LINE_PER_OBJECT = re.compile(rb"\{.*\}[ \t\r]*\n\s*\{")
+"""A line with an object, whatever is broken in it, before another object; JSON needs a comma."""
+
+
 def _field_with_rows(head: bytes) -> str | None:
     """Return the path of the field that contains the list of rows, or None.
 
     The file is a single object, and the list contains objects.
     """
     text = head.removeprefix(BOM).lstrip()
-    for found in islice(re.finditer(rb'"\s*:\s*\[\s*\{', text[: 2**16]), 50):
+    if _LINE_PER_OBJECT.match(text):
+        return None
+    for found in islice(re.finditer(rb'"\s*:\s*\[\s*\{', text), 50):
         if path := path_of_list(text[: found.end() - 1].rstrip()):
             return ".".join(path)
     return None

@@ -64,15 +64,16 @@ pythons: $(TEST_STAMP) ## test the core and the wheel on other installed Python 
 		$(BIN)/uv venv --quiet --clear --python $$python $$own \
 		&& $(BIN)/uv pip install --quiet --python $$own/bin/python --no-deps --require-hashes -r requirements/run.txt \
 		&& $(BIN)/uv pip install --quiet --python $$own/bin/python -c requirements/test.txt \
-			pytest pytest-timeout hypothesis psutil boto3 \
-		&& PYTHONPATH=$(CURDIR) $$own/bin/python -m pytest -rfEs $(UNIT) \
+			pytest pytest-timeout pytest-xdist hypothesis psutil boto3 \
+		&& PYTHONPATH=$(CURDIR) $$own/bin/python -m pytest -rfEs -n 2 --dist loadfile $(UNIT) \
 			tests/e2e/test_wheel.py::test_three_lines_in_a_fresh_environment || exit 1; \
 	done
 
 gpu: $(TEST_STAMP) ## run the tests that need a GPU, and print what they measure (10 minutes)
 	$(BIN)/python -m pytest -m gpu -rs -v --log-cli-level=INFO tests/loaders/test_gpu.py
 
-# Distributed by file, because servers are fixtures of a file. Three at a time: tests often wait.
+# Distributed by file, because servers are fixtures of a file, and tests of the stack together (tests/
+# conftest.py). Three at a time: tests often wait.
 e2e: $(TEST_STAMP) ## run the tests with PostgreSQL, S3, Prefect servers, workers and a browser
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -rfEs --durations=30 -n 3 --dist loadfile -m "not soak" $(SERVICES) \
 		$(PYTEST_ARGS)

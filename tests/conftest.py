@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadFileScheduling
 
 from tests.server_logs import new_errors
 
@@ -35,6 +36,29 @@ def _freeze_modules() -> None:
         gc.collect()
         gc.freeze()
         _num_modules_frozen = len(sys.modules)
+
+
+USE_THE_STACK = {
+    "tests/browser/test_ui.py",
+    "tests/e2e/test_stack.py",
+    "tests/load/test_load.py",
+    "tests/security/test_api.py",
+    "tests/security/test_pickles.py",
+    "tests/security/test_secrets.py",
+}
+
+
+class Scheduling(LoadFileScheduling):
+    """Files that use the stack go to one process: starting another stack takes 75 s."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = super()._split_scope(nodeid)
+        return "stack" if file in USE_THE_STACK else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    return Scheduling(config, log)
 
 
 def pytest_collection_finish() -> None:
@@ -80,6 +104,25 @@ def no_wait_for_disks():
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda handle: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def empty_reports():
+    """Publish an empty page as the report: drawing it is half of the work of a small run."""
+    from packhouse.addons.report import version_report
+
+    with pytest.MonkeyPatch.context() as patch:
+        real = version_report.unpublished_report
+        patch.setattr(version_report, "unpublished_report", lambda *_: "<!doctype html>\n")
+        yield real
+
+
+@pytest.fixture(scope="module")
+def real_reports(empty_reports):
+    """Draw the reports of this module's runs all the same."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("packhouse.addons.report.version_report.unpublished_report", empty_reports)
         yield
 
 

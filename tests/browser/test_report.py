@@ -15,13 +15,13 @@ from tests.browser.conftest import Page
 from tests.prepared import TOKENIZER, prepare_in
 from tests.report.hostile import TEXTS, write_rows
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.usefixtures("real_reports")]
 
 WIDTHS = (360, 1920)
 
 
 @pytest.fixture(scope="module", params=["hostile", "alpaca", "tools"])
-def report(request, tmp_path_factory):
+def report(request, tmp_path_factory, real_reports):
     folder = tmp_path_factory.mktemp(request.param)
     settings = {"tokenizer": TOKENIZER, "seq_len": 512}
     if request.param == "hostile":

@@ -9,7 +9,6 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-import schemas
 from packhouse.recipe import Recipe, load_recipe
 from packhouse.run.chain import Prepared, prepare
 from packhouse.run.step import LocalRunner
@@ -61,7 +60,7 @@ class Project:
 
     def prepare(self, *overrides: str, recipe: Recipe | None = None) -> Prepared:
         recipe = recipe or self.recipe(*overrides)
-        workspace = Workspace(cache=self.cache, check=schemas.check)
+        workspace = Workspace(cache=self.cache)
         return prepare(recipe, LocalRunner(recipe=recipe, workspace=workspace), self.cache)
 
     def folder(self, prepared: Prepared) -> Path:

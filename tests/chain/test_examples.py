@@ -5,6 +5,8 @@ import json
 import pyarrow.parquet as pq
 import pytest
 
+pytestmark = pytest.mark.usefixtures("real_reports")
+
 WINDOWS = ("pack.over_length=window", "pack.seq_len=64")
 TURNS = ("format.turns=alone", "split.group_by=record")
 MORE = "Thanks a lot for that, and now tell me how I can say so to all of my old friends at once."

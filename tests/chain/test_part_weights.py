@@ -10,6 +10,8 @@ from packhouse.render import make_renderer
 from tests.chain.conftest import DEMO, Project
 from tests.templates.toys import CHATML, chat_renderer, make_snapshot, make_table, pieces
 
+pytestmark = pytest.mark.usefixtures("real_reports")
+
 
 def part(text, **flags):
     return {"type": "text", "text": text, **flags}

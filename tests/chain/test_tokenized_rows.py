@@ -15,6 +15,8 @@ from packhouse.run.chain import plan_jobs
 from packhouse.tokenize import load_snapshot
 from tests.chain.conftest import DEMO, question
 
+pytestmark = pytest.mark.usefixtures("real_reports")
+
 Rows = list[dict[str, Any]]
 
 

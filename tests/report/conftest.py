@@ -21,16 +21,18 @@ class Made(NamedTuple):
 
 
 @pytest.fixture(scope="session")
-def hostile(tmp_path_factory):
+def hostile(tmp_path_factory, empty_reports):
     folder = tmp_path_factory.mktemp("hostile")
     write_rows(folder / "rows.jsonl")
-    version = prepare_in(
-        folder,
-        folder / "rows.jsonl",
-        seq_len=512,
-        format={"template": "alpaca"},
-        validate={"max_quarantined": 0.5},
-        split={"eval_fraction": 0.2},
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("packhouse.addons.report.version_report.unpublished_report", empty_reports)
+        version = prepare_in(
+            folder,
+            folder / "rows.jsonl",
+            seq_len=512,
+            format={"template": "alpaca"},
+            validate={"max_quarantined": 0.5},
+            split={"eval_fraction": 0.2},
+        )
     tokenizers = folder / "cache" / "tokenizers"
     return Made(version, version_report(open_address(version.uri), tokenizers), tokenizers)

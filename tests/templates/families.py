@@ -114,6 +114,21 @@ def names() -> list[str]:
     return sorted(f.name for f in folder.iterdir() if f.name.endswith(".jinja"))
 
 
+def cases(*turns: str) -> list[tuple[str, str]]:
+    """Each template with each kind of turns.
+
+    A `_training` template writes the same text with generation blocks: the first kind is enough.
+    """
+    return [
+        (name, kind) for name in names() for kind in turns[: 1 if "_training" in name else None]
+    ]
+
+
+def one_per_vendor() -> list[str]:
+    """Return the newest template of each vendor."""
+    return [[n for n in names() if n.startswith(vendor)][-1] for vendor in VENDORS]
+
+
 @cache
 def family(name: str) -> Family:
     vendor = next(made for prefix, made in VENDORS.items() if name.startswith(prefix))

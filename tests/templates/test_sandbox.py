@@ -32,22 +32,15 @@ def in_worker(call):
     [
         "{{ (['a' * 1000000] * 20000) | join }}",
         "{% set x = 'a' * 1000000 %}{{ x.translate({97: x}) }}",
-        "{{ 'a'.encode() * 10 ** 10 }}",
         "{{ range(99999) | map('center', 1000000) | list }}",
         "{{ [0] * 10 ** 10 }}",
-        "{{ 'a'.zfill(10 ** 10) }}",
-        "{{ ('a\n' * 1000) | indent(1000000000) }}",
         "{{ '%99999999999d' % 1 }}",
-        "{{ '%*d' % (2000000000, 1) }}",
-        "{{ '{:{}}'.format(1, 10000000000) }}",
         "{{ messages | tojson(indent=10000000000) }}",
         "{{ 2 ** (2 ** 40) }}",
         "{% set ns = namespace(x='aaaaaaaa') %}{% for i in range(60) %}"
         "{% set ns.x = ns.x + ns.x %}{% endfor %}",
-        "{% set x = 'a' * 1000000 %}{{ x | replace('a', x) }}",
         "{% for i in range(99999) %}{{ 'a' * 100000 }}{% endfor %}",
         "{% set j = joiner('a' * 1000000) %}{% for i in range(99999) %}{{ j() }}{% endfor %}",
-        "{{ range(99999) | map('string') | map('center', 100000) | map('list') | list }}",
     ],
 )
 def test_the_kernel_limits_the_memory_of_a_template(hostile, monkeypatch):

@@ -22,9 +22,9 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
 from packhouse.addons.ci.refresh import Refreshed
 from packhouse.addons.quarantine import count_reasons, read_bad_rows
-from packhouse.auditing.audit_limits import audit_rows
 from packhouse.cli.result_summary import (
     audit_blocks,
+    audit_rows,
     block_markdown,
     ledger_block,
     loading_lines,

@@ -1,6 +1,5 @@
 """Check an audit against the recipe's limits, and stop publication if one is exceeded."""
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -306,44 +305,3 @@ def _quality(found: Quality, config: AuditConfig) -> Iterator[_Finding]:
 def scopes(found: Audit | Quality) -> dict[str, Counters]:
     """Return the counts of each source; with several sources, also of all under an empty name."""
     return {**({"": found.dataset} if len(found.sources) != 1 else {}), **found.sources}
-
-
-def audit_rows(audit: Audit) -> list[dict[str, Any]]:
-    """Return the audit as table rows: one per source, and one overall.
-
-    Columns: `answers`, share of the answers' bytes that are trained; `ended`, share of trained
-    turns with a trained end token; then counts of trained headers, trained prompt bytes, misplaced
-    BOS and end tokens, unknown tokens, repeated rows, and control-token texts in messages.
-
-    Example:
-        >>> counts = {"rows": 4, "turns": 4, "answer_bytes": 50, "untrained_answer_bytes": 5}
-        >>> (row,) = audit_rows(Audit(dataset=counts, sources={"a": counts}))
-        >>> row["source"], row["answers"], row["ended"]
-        ('a', '90.00%', '100.00%')
-    """
-    sources = {**audit.sources, **({"all": audit.dataset} if len(audit.sources) != 1 else {})}
-    rows = []
-    for name, found in sources.items():
-        counts = Counter[str](found)
-        shares = [
-            f"{1 - counts[finding] / counts[of]:.2%}" if counts[of] else "-"
-            for finding, of in (
-                ("untrained_answer_bytes", "answer_bytes"),
-                ("unterminated_turns", "turns"),
-            )
-        ]
-        rows.append(
-            {
-                "source": name,
-                "records": counts["rows"],
-                "answers": shares[0],
-                "ended": shares[1],
-                "headers": counts["leaked_headers"],
-                "prompts": counts["trained_prompt_bytes"],
-                "BOS/end": counts["double_bos"] + counts["missing_bos"] + counts["double_ends"],
-                "unknown": counts["unknown_tokens"],
-                "repeats": counts["duplicates"],
-                "control text": counts["control_text"],
-            }
-        )
-    return rows

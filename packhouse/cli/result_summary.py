@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from packhouse.auditing.audit_limits import audit_rows
 from packhouse.auditing.inference_prompts import inference_line
 from packhouse.errors import HELD_BACK
 from packhouse.recipe.audit_section import QUALITY_COUNTERS
@@ -22,7 +21,7 @@ from packhouse.run.steps import STEPS
 from packhouse.run.steps.pack import SplitCounts
 from packhouse.run.steps.publish import Published
 from packhouse.run.steps.validate import ValidateFacts, render_counts
-from packhouse.store.manifest import Quality, read_audit
+from packhouse.store.manifest import Audit, Quality, read_audit
 from packhouse.system.escaping import for_markdown, markdown_table
 from packhouse.system.terminal import console, echo, print_table, print_text
 from packhouse.system.wording import counted
@@ -116,6 +115,47 @@ _AUDIT_COLUMNS = (
     "columns: number of trained headers and prompts, wrong BOS and end tokens, unknown tokens, "
     "repeated rows, and control tokens in text"
 )
+
+
+def audit_rows(audit: Audit) -> list[dict[str, Any]]:
+    """Return the audit as table rows: one per source, and one overall.
+
+    Columns: `answers`, share of the answers' bytes that are trained; `ended`, share of trained
+    turns with a trained end token; then counts of trained headers, trained prompt bytes, misplaced
+    BOS and end tokens, unknown tokens, repeated rows, and control-token texts in messages.
+
+    Example:
+        >>> counts = {"rows": 4, "turns": 4, "answer_bytes": 50, "untrained_answer_bytes": 5}
+        >>> (row,) = audit_rows(Audit(dataset=counts, sources={"a": counts}))
+        >>> row["source"], row["answers"], row["ended"]
+        ('a', '90.00%', '100.00%')
+    """
+    sources = {**audit.sources, **({"all": audit.dataset} if len(audit.sources) != 1 else {})}
+    rows = []
+    for name, found in sources.items():
+        counts = Counter[str](found)
+        shares = [
+            f"{1 - counts[finding] / counts[of]:.2%}" if counts[of] else "-"
+            for finding, of in (
+                ("untrained_answer_bytes", "answer_bytes"),
+                ("unterminated_turns", "turns"),
+            )
+        ]
+        rows.append(
+            {
+                "source": name,
+                "records": counts["rows"],
+                "answers": shares[0],
+                "ended": shares[1],
+                "headers": counts["leaked_headers"],
+                "prompts": counts["trained_prompt_bytes"],
+                "BOS/end": counts["double_bos"] + counts["missing_bos"] + counts["double_ends"],
+                "unknown": counts["unknown_tokens"],
+                "repeats": counts["duplicates"],
+                "control text": counts["control_text"],
+            }
+        )
+    return rows
 
 
 def audit_blocks(document: Mapping[str, Any]) -> Iterator[Block]:

@@ -125,8 +125,9 @@ def cases(*turns: str) -> list[tuple[str, str]]:
 
 
 def one_per_vendor() -> list[str]:
-    """Return the newest template of each vendor."""
-    return [[n for n in names() if n.startswith(vendor)][-1] for vendor in VENDORS]
+    """Return the newest template of each vendor that models are published with."""
+    published = [name for name in names() if not name.endswith("_training.jinja")]
+    return [[n for n in published if n.startswith(vendor)][-1] for vendor in VENDORS]
 
 
 @cache

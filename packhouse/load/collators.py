@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 
 from packhouse.errors import ConfigError, ContractError, SequenceTooLongError
-from packhouse.load.rows import Row, read_row
+from packhouse.load.dataset import Row, read_row
 from packhouse.pack.pack_columns import IGNORE_INDEX, position_ids
 from packhouse.pack.strategies import round_up
 from packhouse.system.wording import counted

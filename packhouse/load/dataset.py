@@ -4,24 +4,404 @@ Rows are read from mapped Arrow buffers, several times faster than with `dataset
 (numbers in docs/how-to/load.md): a batch of packs is checked once as a whole, so reading a row
 costs little more than copying it. Items have `position_ids` and `seq_lengths` but never an
 `attention_mask`, so that `PackedCollator` and transformers both know where records end.
+
+Rows come from a published version (`labels` or `compact` layout), from `datasets.Dataset`, from
+torch, or as plain lists (`read_row`). A row without record boundaries is rejected, because reading
+it as one record would let records attend to each other: `transformers.Trainer` drops columns that a
+model's `forward` does not name, including `seq_lengths`, and nothing else would notice.
 """
 
-from collections.abc import Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 import torch
 
 from packhouse.errors import ConfigError, ContractError, EmptyRowError
 from packhouse.load.mapped_rows import MOST_PACKS, watch_packs
-from packhouse.load.rows import ArrowRows, Row, open_rows
-from packhouse.pack.pack_columns import IGNORE_INDEX
+from packhouse.pack.pack_columns import IGNORE_INDEX, MASK_COLUMNS, position_ids, trained_mask
 from packhouse.pack.shuffle import splitmix64
 from packhouse.pack.strategies import PackPlan, plan_packs
+from packhouse.records.arrays import flat_list, list_offsets, read_ranges
 from packhouse.records.ledger import LedgerLine
+from packhouse.records.table_schemas import read_table
 from packhouse.system.wording import counted
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Row:
+    """One training row: whole records, one after another, without padding."""
+
+    input_ids: Ints
+    labels: Ints
+    """Unshifted; -100 for the first token of each record and for tokens that are not trained."""
+    seq_lengths: Ints
+    """Tokens of each record; they add up to `len(input_ids)`."""
+    loss_weights: npt.NDArray[np.float32] | None = None
+    """Weight of each token as a target, unshifted; None if the row has no weights."""
+    label: int | None = None
+    """Class of a classification row."""
+
+    def to_tensors(self) -> dict[str, torch.Tensor]:
+        """Return int64 tensors, with `position_ids` that restart at each record.
+
+        Example:
+            >>> row = read_row({"input_ids": [7, 8, 9, 5, 6], "seq_lengths": [3, 2]})
+            >>> row.to_tensors()["position_ids"].tolist()
+            [0, 1, 2, 0, 1]
+        """
+        tensors = {
+            "input_ids": _to_tensor(self.input_ids),
+            "labels": _to_tensor(self.labels),
+            "position_ids": torch.from_numpy(position_ids(self.seq_lengths, np.int64)),
+            "seq_lengths": _to_tensor(self.seq_lengths),
+        }
+        if self.loss_weights is not None:
+            tensors["loss_weights"] = _to_tensor(self.loss_weights)
+        if self.label is not None:
+            tensors["label"] = torch.tensor(self.label)
+        return tensors
+
+
+def _to_tensor(values: npt.NDArray[Any]) -> torch.Tensor:
+    """Return a writable tensor; copies views of mapped files, which are read-only."""
+    return torch.from_numpy(values if values.flags.writeable else values.copy())
+
+
+def read_row(row: Mapping[str, Any], *, whole_rows: bool = False, where: str = "row") -> Row:
+    """Read and check one row of any layout.
+
+    Ids, labels and masks must be flat lists of integers; floats are rejected, not truncated.
+
+    Record boundaries come from `seq_lengths`, from restarts in `position_ids`, and from changes in
+    an `attention_mask` of record numbers (1, 1, 2, 2, 0); if several are present, they must agree.
+    If there are none, `whole_rows` treats the row as one record. Labels come from `labels`, else
+    from `trained_ranges`, else every token is trained, except those with 0 in `completion_mask`,
+    `assistant_masks` or `loss_mask`. Tokens with `attention_mask` 0 are padding and are removed.
+
+    Args:
+        row: `input_ids` and the columns above, as lists, numpy arrays or tensors.
+        whole_rows: treat a row without boundaries as one record.
+        where: name of the row in errors.
+
+    Raises:
+        ContractError: boundaries are missing or contradict each other, or lengths do not match.
+
+    Example:
+        >>> row = read_row({"input_ids": [7, 8, 9, 5, 6], "seq_lengths": [3, 2]})
+        >>> row.labels.tolist()
+        [-100, 8, 9, -100, 6]
+    """
+    ids = _read_column(row, "input_ids", where)
+    if ids is None:
+        raise ContractError(f"{where} has no input_ids; its columns are {', '.join(row)}")
+    mask = _read_column(row, "attention_mask", where, len(ids), kinds="iubf")
+    keep = slice(None) if mask is None else mask != 0  # without a mask nothing is copied
+    if not len(ids[keep]):
+        raise EmptyRowError(f"{where} has no tokens. Remove empty rows.")
+    lengths = _record_lengths(row, len(ids), mask, whole_rows, where)
+    spans = row.get("trained_ranges")
+    ranges: tuple[Ints, Ints] | None = spans if isinstance(spans, tuple) else None
+    if spans is not None and ranges is None:  # a list of dicts
+        bounds = [(each["start"], each["end"]) for each in spans]
+        starts, ends = np.array(bounds, dtype=np.int64).reshape(-1, 2).T
+        ranges = starts, ends
+    given = _read_column(row, "labels", where, len(ids))
+    if given is not None:
+        labels = given.copy()
+        if mask is not None and (labels[mask == 0] != IGNORE_INDEX).any():
+            raise ContractError(
+                f"{where} trains tokens that attention_mask marks as padding; an EOS that is also "
+                "the pad token would be lost. Set their mask to 1, or their labels to -100."
+            )
+    elif ranges is not None:
+        labels = np.where(trained_mask(*ranges, len(ids)), ids, IGNORE_INDEX)
+    else:
+        labels = ids.copy()
+    for name in MASK_COLUMNS:
+        trained = _read_column(row, name, where, len(ids))
+        if trained is not None:
+            labels[trained == 0] = IGNORE_INDEX
+    weights = _read_column(row, "loss_weights", where, len(ids), kinds="iubf")
+    if weights is not None:
+        weights = weights.astype(np.float32, copy=False)
+        if not (np.isfinite(weights).all() and weights.min() >= 0):
+            raise ContractError(f"{where} has loss_weights that are negative or not finite")
+    elif ranges is not None and "range_weights" in row:
+        weights = np.zeros(len(ids), dtype=np.float32)
+        of_each = row["range_weights"]
+        of_each = np.ones(len(ranges[0])) if of_each is None else of_each
+        for start, end, weight in zip(*ranges, of_each, strict=True):
+            weights[start:end] = weight
+    ids, labels = ids[keep], labels[keep]
+    weights = None if weights is None else weights[keep]
+    if lengths.sum() != len(ids) or lengths.min() < 1:
+        raise ContractError(
+            f"{where} has {len(ids):,} input_ids but seq_lengths {lengths[:8].tolist()} add up to "
+            f"{int(lengths.sum()):,}. Each length must be at least 1, and their sum must match."
+        )
+    labels[np.cumsum(lengths) - lengths] = IGNORE_INDEX
+    label = row.get("label")
+    return Row(ids, labels, lengths, weights, None if label is None else int(label))
+
+
+def _read_column(
+    row: Mapping[str, Any], name: str, where: str, size: int | None = None, kinds: str = "iub"
+) -> npt.NDArray[Any] | None:
+    """Return a column of a row as a flat array of `size` numbers, or None if the row lacks it.
+
+    Integers are returned as int64; with `kinds` "iubf", floats are allowed and types do not change.
+    """
+    values = row.get(name)
+    if values is None:
+        return None
+    try:
+        array = np.asarray(values)
+    except ValueError:  # lists of different lengths
+        array = np.asarray(values, dtype=object)
+    if array.ndim != 1:
+        raise ContractError(f"{where} has {name} of shape {array.shape}. Pass one flat list.")
+    if array.size and array.dtype.kind not in kinds:
+        raise ContractError(
+            f"{where} has {name} of type {array.dtype} instead of "
+            f"{'numbers' if 'f' in kinds else 'integers'}. Cast them."
+        )
+    if size is not None and len(array) != size:
+        raise ContractError(f"{where} has {size:,} input_ids and {len(array):,} {name}")
+    return array if "f" in kinds else array.astype(np.int64, copy=False)
+
+
+def _record_lengths(
+    row: Mapping[str, Any],
+    num_tokens: int,
+    mask: npt.NDArray[Any] | None,
+    whole_rows: bool,
+    where: str,
+) -> Ints:
+    """Return the tokens of each record without padding; all columns must agree.
+
+    For tokens 7 8 9 5 6 and a pad token, seq_lengths [3, 2], position_ids [0, 1, 2, 0, 1, 0] and
+    attention_mask [1, 1, 1, 2, 2, 0] all give [3, 2].
+    """
+    is_token = np.ones(num_tokens, dtype=np.bool_) if mask is None else mask != 0
+    keep = slice(None) if mask is None else is_token
+    num_kept = np.count_nonzero(is_token)
+    by_column: dict[str, Ints] = {}
+    lengths = _read_column(row, "seq_lengths", where)
+    if lengths is not None:
+        if num_kept < num_tokens and lengths.sum() != num_kept:  # the lengths include padding
+            if len(lengths) > 1:
+                raise ContractError(
+                    f"{where} is packed and padded, and its seq_lengths include the padding. "
+                    "Remove the padding and the attention_mask from packed rows."
+                )
+            lengths = np.array([num_kept])
+        by_column["seq_lengths"] = lengths
+    positions = _read_column(row, "position_ids", where, num_tokens)
+    if positions is not None:
+        by_column["position_ids"] = _run_lengths(np.diff(positions[keep]) != 1)
+    if mask is not None and (mask > 1).any():
+        by_column["attention_mask"] = _run_lengths(np.diff(mask[keep]) != 0)
+    for name, lengths in by_column.items():
+        first, agreed = next(iter(by_column.items()))
+        if not np.array_equal(lengths, agreed):
+            raise ContractError(
+                f"{where}: {first} and {name} give different record lengths, "
+                f"{agreed[:8].tolist()} and {lengths[:8].tolist()}. Remove the one that is wrong."
+            )
+    if by_column:
+        return agreed
+    if not whole_rows:
+        raise ContractError(
+            f"{where} has no record boundaries: it has neither seq_lengths nor position_ids. If "
+            "transformers.Trainer dropped them, set remove_unused_columns=False; if each row is "
+            "one record, set whole_rows=True."
+        )
+    if np.count_nonzero(np.diff(is_token.astype(np.int8), prepend=0) > 0) > 1:
+        raise ContractError(
+            f"{where} has padding between its tokens. If these are several records, add "
+            "seq_lengths."
+        )
+    return np.array([num_kept])
+
+
+def _run_lengths(is_cut: npt.NDArray[np.bool_]) -> Ints:
+    """Return the lengths of the runs between cuts: no, no, cut, no -> [3, 2]."""
+    return np.diff(np.flatnonzero(is_cut) + 1, prepend=0, append=len(is_cut) + 1)
+
+
+def open_rows(rows: Any, *, whole_rows: bool = False) -> Sequence[Row]:
+    """Open rows of any kind for reading by number, without copying.
+
+    Args:
+        rows: a `datasets.Dataset`, an Arrow table, the path of an Arrow file or a tuple of such
+            paths, or a sequence of mappings.
+        whole_rows: as for `read_row`.
+
+    Raises:
+        ConfigError: `rows` is not a sequence of rows.
+    """
+    if isinstance(rows, Path):
+        rows = (rows,)
+    if isinstance(rows, tuple) and rows and all(isinstance(part, Path) for part in rows):
+        rows = pa.concat_tables([read_table(part) for part in rows])
+    if isinstance(rows, pa.Table):
+        return ArrowRows(rows, whole_rows=whole_rows)
+    if isinstance(rows, str):
+        raise ConfigError(f"'{rows}' is a string, not rows. Did you mean load_packed('{rows}')?")
+    kind = type(rows)
+    if isinstance(rows, Mapping):
+        raise ConfigError(
+            f"a {kind.__name__} of {', '.join(map(str, rows))} is not a sequence of rows. Pass one "
+            "split, or a list of rows."
+        )
+    if not (hasattr(rows, "__len__") and hasattr(rows, "__getitem__")):
+        raise ConfigError(
+            f"a {kind.__name__} has no length or cannot be indexed. Pass a list of its rows, or "
+            "stream a version with StreamingPackedDataset."
+        )
+    is_dataset = kind.__name__ == "Dataset" and kind.__module__.startswith("datasets.")
+    if is_dataset and rows.format["type"] != "custom":
+        chosen = None if rows._indices is None else rows._indices.column(0).to_numpy()
+        return ArrowRows(rows.data.table, whole_rows=whole_rows, indices=chosen)
+    return _MappingRows(rows, whole_rows)
+
+
+@dataclass(frozen=True)
+class _MappingRows(Sequence[Row]):
+    """Rows of any sequence of mappings."""
+
+    rows: Sequence[Mapping[str, Any]]
+    whole_rows: bool
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Row:  # type: ignore[override]  # one row: no slices
+        return read_row(self.rows[index], whole_rows=self.whole_rows, where=f"row {index}")
+
+
+_PACK = ("input_ids", "labels", "seq_lengths")
+_OTHERS = {"trained_ranges", "range_weights", "position_ids", "attention_mask"}
+_OTHERS |= {"loss_weights", "label", *MASK_COLUMNS}
+
+
+class ArrowRows(Sequence[Row]):
+    """Rows of an Arrow table, read in place; the only copy is the conversion to int64.
+
+    Args:
+        table: columns as published, in any number of chunks; it stays mapped.
+        whole_rows: as for `read_row`.
+        indices: rows of the table to read, in this order; by default all.
+
+    Example:
+        >>> table = pa.table({"input_ids": [[7, 8, 9]], "seq_lengths": [[2, 1]]})
+        >>> ArrowRows(table)[0].labels.tolist()
+        [-100, 8, -100]
+    """
+
+    def __init__(
+        self,
+        table: pa.Table,
+        *,
+        whole_rows: bool = False,
+        indices: npt.NDArray[np.integer[Any]] | None = None,
+    ) -> None:
+        names = [n for n in table.column_names if n in _PACK or n in _OTHERS]
+        if "range_weights" in names and table["range_weights"].null_count == len(table):
+            names.remove("range_weights")  # all are 1
+        self._batches = [b for b in table.select(names).to_batches() if b.num_rows]
+        # Batches of 100 and 50 rows: starts 0 100 150, so row 120 is row 20 of the second batch.
+        self._starts = np.cumsum([0, *(b.num_rows for b in self._batches)]).tolist()
+        # Per batch: functions that read its columns, and True if all of its rows are known to be
+        # valid.
+        self._cells: dict[int, tuple[dict[str, Callable[[int], Any]], bool]] = {}
+        self._whole_rows = whole_rows
+        self._indices = indices
+
+    def __len__(self) -> int:
+        return int(self._starts[-1] if self._indices is None else len(self._indices))
+
+    @property
+    def is_plain(self) -> bool:
+        """Return True if no column marks boundaries or padding, so that each row is one record."""
+        marks = {"seq_lengths", "position_ids", "attention_mask"}
+        return not self._batches or not marks & set(self._batches[0].schema.names)
+
+    def num_tokens(self) -> Ints:
+        """Return the tokens of each row, including padding, from the offsets alone."""
+        lengths = [np.diff(list_offsets(batch["input_ids"])) for batch in self._batches]
+        of_all = np.concatenate([np.empty(0, np.int64), *lengths]).astype(np.int64)
+        return of_all if self._indices is None else of_all[self._indices]
+
+    def __getitem__(self, index: int) -> Row:  # type: ignore[override]  # one row: no slices
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"row {index} is out of range for {len(self)} rows")
+        index %= len(self)
+        place = index if self._indices is None else int(self._indices[index])
+        number = bisect_right(self._starts, place) - 1
+        if number not in self._cells:
+            batch = self._batches[number]
+            cells = {name: _cells(name, batch[name]) for name in batch.schema.names}
+            self._cells[number] = cells, _is_sound(batch)
+        cells, is_sound = self._cells[number]
+        local = place - self._starts[number]
+        if is_sound:
+            return Row(*(cells[name](local).astype(np.int64) for name in _PACK))
+        row = {name: cell(local) for name, cell in cells.items()}
+        return read_row(row, whole_rows=self._whole_rows, where=f"row {index}")
+
+
+def _cells(name: str, column: pa.Array) -> Callable[[int], Any]:
+    """Return a function that returns the cell of a row as a view of the column."""
+    if name == "range_weights" or not pa.types.is_nested(column.type):
+        return lambda row: column[row].as_py()
+    if column.null_count or (hasattr(column, "values") and column.values.null_count):
+        raise ContractError(f"column '{name}' has nulls. Every row needs a list of numbers.")
+    if name == "trained_ranges":
+        ranges = read_ranges(column)
+        starts, ends, bounds = ranges.starts, ranges.ends, ranges.offsets
+        return lambda row: (
+            starts[bounds[row] : bounds[row + 1]],
+            ends[bounds[row] : bounds[row + 1]],
+        )
+    values, offsets = flat_list(column)  # [[5, 6, 7], [8, 9]]: 5 6 7 8 9 and 0 3 5; row 1 is 8 9
+    return lambda row: values[offsets[row] : offsets[row + 1]]
+
+
+def _is_sound(batch: pa.RecordBatch) -> bool:
+    """Return True if a batch has only valid packs, which saves `read_row` the checks.
+
+    One pass over all tokens takes about 5 ns each and saves the checks of every row.
+    """
+    names = batch.schema.names
+    if set(names) - {"position_ids"} != set(_PACK):
+        return False
+    flat = {name: flat_list(batch[name]) for name in names}
+    if any(values.dtype.kind not in "iu" for values, _ in flat.values()):
+        return False
+    (_, offsets), (labels, label_offsets), (lengths, pack_offsets) = (flat[n] for n in _PACK)
+    # Packs [3 2] and [4]: record bounds are 0 3 5 9, pack offsets 0 2 3. So packs must have 5 and 4
+    # tokens in the offsets of ids too, and labels must be -100 at 0 3 5.
+    bounds = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    num_tokens = np.diff(offsets)
+    if min(lengths.min(initial=1), num_tokens.min(initial=1)) < 1:
+        return False
+    due = [(label_offsets, offsets), (np.diff(bounds[pack_offsets]), num_tokens)]
+    if "position_ids" in flat:
+        positions, position_offsets = flat["position_ids"]
+        due += [(position_offsets, offsets), (positions, position_ids(lengths))]
+    # Check labels only if lengths match; otherwise the bounds may be out of range.
+    return all(np.array_equal(*pair) for pair in due) and bool(
+        (labels[bounds[:-1]] == IGNORE_INDEX).all()
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,7 +511,7 @@ class PackedDataset(torch.utils.data.Dataset):
         self._order: npt.NDArray[np.int64] = np.empty(0, np.int64)
         """Row numbers, pack after pack, if there is a plan."""
         if seq_len is not None:
-            lengths = _record_lengths(self._rows)
+            lengths = _lengths_of_records(self._rows)
             self.num_empty = int((lengths == 0).sum())
             is_kept = (lengths > 0) & ((lengths <= seq_len) | (over_length == "error"))
             kept = np.flatnonzero(is_kept)
@@ -251,7 +631,7 @@ class RecordRows(Sequence[Row]):
         )
 
 
-def _record_lengths(rows: Sequence[Row]) -> npt.NDArray[np.int64]:
+def _lengths_of_records(rows: Sequence[Row]) -> npt.NDArray[np.int64]:
     """Return the tokens of each row, which must be a single record; 0 for an empty row."""
     if isinstance(rows, RecordRows):
         return rows.lengths

@@ -34,6 +34,7 @@ import pyarrow.parquet as pq
 import torch
 
 from packhouse.errors import ConfigError, IntegrityError
+from packhouse.load.dataset import ArrowRows, Row
 from packhouse.load.mapped_rows import (
     MOST_PACKS,
     cache_folder,
@@ -43,7 +44,6 @@ from packhouse.load.mapped_rows import (
     verified_file,
     watch_packs,
 )
-from packhouse.load.rows import ArrowRows, Row
 from packhouse.pack.shuffle import permutation, splitmix64
 from packhouse.store import FileEntry, OpenVersion, open_store
 

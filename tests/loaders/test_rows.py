@@ -4,7 +4,7 @@ import pytest
 from packhouse import PackedCollator, PackedDataset, PaddedCollator
 from packhouse.addons.packs_in_memory import pack_dataset
 from packhouse.errors import ContractError
-from packhouse.load.rows import ArrowRows, open_rows, read_row
+from packhouse.load.dataset import ArrowRows, open_rows, read_row
 
 IDS = [1, 2, 3, 4, 0, 0]
 

@@ -30,9 +30,8 @@ from packhouse.errors import (
     EmptyDatasetError,
     QuarantineLimitError,
 )
-from packhouse.load.dataset import PackedDataset
+from packhouse.load.dataset import ArrowRows, PackedDataset, open_rows
 from packhouse.load.mapped_rows import cache_folder, locked
-from packhouse.load.rows import ArrowRows, open_rows
 from packhouse.pack.pack_columns import IGNORE_INDEX, position_ids
 from packhouse.pack.shuffle import permutation
 from packhouse.recipe import FormatConfig, Recipe, SourceConfig

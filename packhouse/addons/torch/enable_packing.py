@@ -12,7 +12,7 @@ adds a guard before the decoder's forward pass. For packed batches, the guard
 
 Generation and unpacked batches pass through unchanged. Cost: a few comparisons of T positions per
 step. `check_packing` proves the result. If a collator or trainer loses the boundaries, this is
-detected only for packs that this process loaded (`packhouse.load.rows`).
+detected only for packs that this process loaded (`packhouse.load.dataset`).
 
 Use a mask for attention that does not read `position_ids`. A record is a run in which
 `position_ids` rise by one.

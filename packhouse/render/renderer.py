@@ -18,8 +18,10 @@ each window as a conversation, so this works with any template, and lengths are 
 tokens. A long row is rendered and tokenized about 2 log2(exchanges) times per window.
 """
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from importlib import resources
 from itertools import pairwise
@@ -58,7 +60,14 @@ from packhouse.render.single_turn import SINGLE_TURN, SingleTurnEngine, make_sin
 from packhouse.system.plugins import find_plugin, pip_install
 from packhouse.system.worker import run_in_worker
 from packhouse.tokenize import TokenizerSnapshot, load_snapshot, tokenize_shard, tokenize_table
-from packhouse.tokenize.encoders import TokenLimit, ends_of
+from packhouse.tokenize.encoders import (
+    EncoderError,
+    GigatokenEncoder,
+    TokenLimit,
+    ends_of,
+    load_tokenizer,
+    read_pipeline,
+)
 from packhouse.tokenize.pretokenized import read_given
 from packhouse.tokenize.text_to_tokens import cuts_prompts
 from packhouse.tokenize.tokenizer_loading import MEMORY_PER_BYTE, tokenizer_bytes, tokenizer_folder
@@ -428,6 +437,21 @@ def run_template(call: Callable[[], Any], recipe: Recipe, num_bytes: int = 0) ->
         num_bytes=num_bytes,
         more_memory=num_bytes * MEMORY_PER_BYTE,
     )
+
+
+def load_encoders(recipe: Recipe, cache: Path) -> None:
+    """Load the recipe's tokenizer for rendering and tokenizing, before a worker is forked."""
+    # Encoding starts threads, which a fork would lose. `tokenizers` starts none with this setting.
+    parallelism = os.environ.get("TOKENIZERS_PARALLELISM")
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    snapshot = load_snapshot(recipe.tokenizer, cache, recipe.tokenize.pipeline)
+    load_tokenizer(snapshot.backend)
+    if read_pipeline(snapshot.backend).token_bytes is not None and recipe.tokenize.encoder != "hf":
+        with suppress(EncoderError):
+            GigatokenEncoder.load(snapshot.backend)
+    del os.environ["TOKENIZERS_PARALLELISM"]
+    if parallelism is not None:
+        os.environ["TOKENIZERS_PARALLELISM"] = parallelism
 
 
 def cuts_windows(recipe: Recipe) -> bool:

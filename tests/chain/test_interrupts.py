@@ -10,8 +10,11 @@ import pytest
 
 from packhouse.recipe import Recipe
 from packhouse.run.step import LocalRunner
+from packhouse.run.step_cache import Workspace
 from packhouse.system import terminal
 from packhouse.system.terminal import Interrupted
+
+TOKENIZER = Path(__file__).resolve().parents[2] / "deployments" / "demo" / "tokenizer"
 
 
 @pytest.fixture
@@ -51,10 +54,10 @@ def test_a_signal_that_was_lost_ends_the_run(only, handled, project, monkeypatch
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, Interrupted])
-def test_processes_of_a_run_do_not_see_ctrl_c_and_end_with_it(kind):
+def test_processes_of_a_run_do_not_see_ctrl_c_and_end_with_it(kind, tmp_path):
     """A terminal sends the signal to all processes, and each would print a traceback."""
-    recipe = Recipe(dataset="a", sources=[{"path": "a.jsonl"}], tokenizer="a")
-    pool = LocalRunner(recipe=recipe, workspace=None, workers=2)
+    recipe = Recipe(dataset="a", sources=[{"path": "a.jsonl"}], tokenizer=str(TOKENIZER))
+    pool = LocalRunner(recipe=recipe, workspace=Workspace(cache=tmp_path), workers=2)
     with pytest.raises(AttributeError):  # no such job exists; the processes are running now
         pool._run_in_pool([Group(), Group()])
     children = list(pool._pool._processes.values())

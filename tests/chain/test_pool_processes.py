@@ -38,6 +38,7 @@ def test_processes_of_a_killed_run_end_with_it(tmp_path):
             assert run.poll() is None, "it ended before it had two processes"
             pool = [p for p in run.children() if "spawn_main" in " ".join(p.cmdline())]
             time.sleep(0.05)  # between two checks
+        pool = run.children(recursive=True)  # and their workers
         run.send_signal(signal.SIGKILL)
         _, alive = psutil.wait_procs(pool, timeout=100)
         assert [p for p in alive if p.status() != psutil.STATUS_ZOMBIE] == []

@@ -28,6 +28,22 @@ from packhouse.system import worker
 from packhouse.tokenize import fingerprint_tokenizer
 
 
+@pytest.fixture(params=["started", "forked"], autouse=True)
+def forks(request, monkeypatch):
+    """Run every test with workers that are started, and with workers that are forked."""
+    if request.param == "started":
+        yield None
+        return
+    if sys.platform != "linux":
+        pytest.skip("workers are forked only on Linux")
+    worker._end_idle()
+    forks = worker.WorkerForks(partial(os.putenv, "LOADED", "1"), 0, 0)
+    monkeypatch.setattr(worker, "_forks", (forks.requests, worker._environment()))
+    yield forks
+    worker._end_idle()
+    forks.close()
+
+
 def in_worker(call):
     return worker.run_in_worker(call, what="template 'toy'", blames=TemplateError)
 

@@ -1,0 +1,101 @@
+"""Workers of a pool are forked from one that has loaded the tokenizer, or else started as usual."""
+
+import os
+import signal
+import sys
+import threading
+import time
+from functools import partial
+
+import psutil
+import pytest
+
+from packhouse.errors import TemplateError
+from packhouse.system import worker
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks are not safe elsewhere")
+
+
+@pytest.fixture
+def fork_after(monkeypatch):
+    """Return a function that makes workers of this process forks of one that called a function."""
+    made = []
+
+    def start(load):
+        made.append(worker.WorkerForks(load, 0, 0))
+        monkeypatch.setattr(worker, "_forks", (made[0].requests, worker._environment()))
+        return made[0]._worker._process.pid
+
+    worker._end_idle()
+    yield start
+    worker._end_idle()
+    made[0].close()
+
+
+def in_worker(call):
+    return worker.run_in_worker(call, what="template 'toy'", blames=TemplateError)
+
+
+def load():
+    time.sleep(0.2)
+    worker.loaded_by = os.getpid()
+
+
+def origin():
+    return [os.getppid(), worker.loaded_by]
+
+
+def own():
+    return [os.getpid(), os.getppid()]
+
+
+def test_they_share_what_was_loaded_once(fork_after):
+    parent = fork_after(load)
+    both = [worker._Worker(), worker._Worker()]
+    worker._idle.extend(both)
+    assert [in_worker(origin), in_worker(own)[1]] == [[parent, parent], parent]
+    both[1].end()
+    worker._idle.remove(both[1])
+    assert in_worker(origin) == [parent, parent]
+
+
+def test_one_whose_user_is_gone_is_killed(fork_after):
+    fork_after(load)
+    pid, _ = in_worker(own)
+    idle = worker._idle.pop()
+    idle._process._life.close()  # as the kernel does when a process of the pool is killed
+    psutil.Process(pid).wait(30)
+    idle.end()
+
+
+def leave_a_thread():
+    threading.Thread(target=time.sleep, args=[60], daemon=True).start()
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        partial(os._exit, 0),
+        partial(os.kill, 0, 99),  # raises
+        partial(signal.raise_signal, signal.SIGSEGV),
+        partial(bytearray, 2**40),
+        leave_a_thread,
+    ],
+)
+def test_they_are_started_if_the_tokenizer_cannot_be_loaded(fork_after, fault):
+    fork_after(fault)
+    assert in_worker(own)[1] == os.getpid()
+    assert in_worker(own)[1] == os.getpid()
+
+
+def test_they_are_started_if_loading_never_ends(fork_after, monkeypatch):
+    monkeypatch.setenv(worker.SECONDS, "1")
+    monkeypatch.setattr(worker, "_QUIET_S", 1)
+    fork_after(partial(time.sleep, 3600))
+    assert in_worker(own)[1] == os.getpid()
+
+
+def test_they_are_started_in_another_folder_or_environment(fork_after, monkeypatch, tmp_path):
+    fork_after(load)
+    monkeypatch.chdir(tmp_path)
+    assert in_worker(own)[1] == os.getpid()

@@ -80,7 +80,7 @@ def test_a_command_stopped_by_ctrl_c_shows_how_to_continue():
     program = (
         "import os, signal, sys; from packhouse import cli; from packhouse.addons import doctor\n"
         "import click\n"
-        "@click.command()\n"
+        "@click.command('doctor')\n"
         "def waits(): os.kill(os.getpid(), signal.SIGINT); signal.pause()\n"
         "doctor.doctor = waits\n"
         "sys.argv = ['packhouse', 'doctor', 'a b']\n"

@@ -19,7 +19,7 @@ from packhouse.errors import PackhouseError, SourceError, TransientError
 from packhouse.read.file_formats import FORMATS_BY_ENDING, format_of_name
 from packhouse.recipe import SourceConfig
 from packhouse.store.object_store import open_filesystem
-from packhouse.system.plugins import hub_options, silent_bar
+from packhouse.system.hub import hub_options, silent_bar
 from packhouse.system.wording import first_line, near_files
 
 _SCHEMES = ("file", "s3", "gs", "az", "hf")

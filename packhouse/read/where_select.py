@@ -43,9 +43,18 @@ from packhouse.recipe import SourceConfig
 from packhouse.records.arrays import one_chunk
 from packhouse.registry import TEXT_FUNCTIONS, TEXT_FUNCTIONS_VERSION, is_there
 from packhouse.system.fingerprint import library_versions
-from packhouse.system.plugins import NO_FILES
 from packhouse.system.wording import counted, first_line, near_name
 from packhouse.system.worker import at, stream_from_worker
+
+NO_FILES = {
+    "enable_external_access": "false",
+    "autoinstall_known_extensions": "false",
+    "autoload_known_extensions": "false",
+    "allow_community_extensions": "false",
+    # Otherwise DuckDB spills to `.tmp` in the working directory, up to 90% of the disk.
+    "max_temp_directory_size": "0B",
+}
+"""Settings of a DuckDB connection without files or network; callers add memory and threads."""
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection

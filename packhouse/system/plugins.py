@@ -12,7 +12,6 @@ script, pass a function as a `PluginFunction` with a version.
 """
 
 import json
-import os
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -253,38 +252,6 @@ class NameOf:
             expected = ", ".join(f"'{each}'" for each in offered)
             raise PydanticCustomError("literal_error", "unknown name", {"expected": expected})
         return name
-
-
-NO_FILES = {
-    "enable_external_access": "false",
-    "autoinstall_known_extensions": "false",
-    "autoload_known_extensions": "false",
-    "allow_community_extensions": "false",
-    # Otherwise DuckDB spills to `.tmp` in the working directory, up to 90% of the disk.
-    "max_temp_directory_size": "0B",
-}
-"""Settings of a DuckDB connection without files or network; callers add memory and threads."""
-
-
-def hub_options() -> dict[str, Any]:
-    """Return endpoint and token from the environment, as options of the Hub's client.
-
-    The token comes only from `HF_TOKEN`; `False` stops the client from using a login on disk.
-    """
-    return {
-        "endpoint": os.environ.get("HF_ENDPOINT"),
-        "token": os.environ.get("HF_TOKEN") or False,
-    }
-
-
-def silent_bar() -> type:
-    """Return a hidden progress bar for the Hub's client, because the run shows its own."""
-    tqdm: Any = import_module("tqdm.auto").tqdm  # which has no types
-
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        tqdm.__init__(self, *args, **{**kwargs, "disable": True})
-
-    return type("Silent", (tqdm,), {"__init__": init})
 
 
 def import_extra(module: str, extra: str, what: str) -> Any:

@@ -34,7 +34,7 @@ import orjson
 from packhouse.errors import TokenizerError
 from packhouse.recipe.sections import HUB_NAME, PipelineChoice
 from packhouse.system.disks import read_checked, temporary_folder, write_checked
-from packhouse.system.plugins import hub_options, silent_bar
+from packhouse.system.hub import hub_options, silent_bar
 from packhouse.system.wording import first_line, near_files
 from packhouse.system.worker import at, limited, run_in_worker
 from packhouse.tokenize.encoder_choice import short_texts

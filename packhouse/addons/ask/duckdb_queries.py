@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from packhouse.addons.ask.version_tables import TABLES, FileTable, VersionFiles, columns_of_files
 from packhouse.cli.token_display import LoadSnapshot, tokenizer_of
 from packhouse.errors import ConfigError, IntegrityError, PackhouseError
-from packhouse.read.where_select import add_text_functions, check_text_function
+from packhouse.read.where_select import NO_FILES, add_text_functions, check_text_function
 from packhouse.records.arrays import one_chunk
 from packhouse.records.ledger import LedgerLine, units_of
 from packhouse.registry import TEXT_FUNCTIONS
@@ -33,7 +33,6 @@ from packhouse.store.object_store import ObjectNotFoundError, ObjectStore
 from packhouse.store.refs import scan_refs
 from packhouse.store.version_reader import OpenVersion, scan_versions, stored_names
 from packhouse.system.disks import temporary_folder
-from packhouse.system.plugins import NO_FILES
 from packhouse.system.worker import at, run_in_worker, stream_from_worker
 from packhouse.tokenize.encoders import decode_lists
 from packhouse.tokenize.tokenizer_loading import MEMORY_PER_BYTE

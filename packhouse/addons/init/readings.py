@@ -158,10 +158,13 @@ def readings_of(layout: Layout, fields: Mapping[str, Field]) -> list[Reading]:
         *_as_json(rows),
         *_instruct_texts(rows),
         *_templated_texts(rows),
+        *_tokens(rows),
     ]
+    if is_compared := _are_compared(rows):
+        found = [replace(each, is_sure=False) for each in _preferences(rows)]
     found = [_with_context(each, rows) for each in found]
     found += [text for each in found for text in _without_prompt(each, rows)]
-    if not found and not has_only_questions(rows):
+    if not found and not is_compared and not has_only_questions(rows):
         found = list(_plain(rows, fields))
     different: list[Reading] = []
     for each in found:
@@ -376,8 +379,6 @@ def _pairs(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Itera
         # If `text1` and `text2` come with a score, neither is an answer to the other.
         stems = Counter(re.sub(r"[\W_]*\d$", "", name) for name in texts)
         texts = [name for name in texts if stems[re.sub(r"[\W_]*\d$", "", name)] == 1]
-    if {"anchor", "positive"} <= rows[0].keys():  # similar texts, for an embedding model
-        texts = [name for name in texts if name not in ("anchor", "positive", "negative")]
     free = [
         name
         for name in texts
@@ -399,6 +400,25 @@ def _pairs(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Itera
     for question, answer in pairs[: 2 * _SHOWN]:
         if question != answer:
             yield from _pair(question, answer, texts, rows, is_sure=is_sure)
+
+
+def _are_compared(rows: Sequence[dict[str, Any]]) -> bool:
+    """Return True for texts of which none answers another, and no answer is next to them.
+
+    They train a model that finds similar texts, or one that scores translations.
+
+    Example:
+        >>> _are_compared([{"query": "Why?", "positive": "A passage."}])
+        True
+        >>> _are_compared([{"query": "Why?", "positive": "A passage.", "answer": "So."}])
+        False
+    """
+    names = rows[0].keys()
+    are_scored = any(type(value) is float for row in rows for value in row.values())
+    return not _called(_texts_of(names, rows), _ANSWER) and (
+        ("positive" in names and bool(names & {"anchor", "query"}))
+        or (are_scored and {"reference", "hypothesis"} <= names)
+    )
 
 
 def _called(names: Sequence[str], known: Sequence[str]) -> list[str]:
@@ -859,7 +879,7 @@ def _lists_of_texts(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
                 select = {"question": _sql(asks), "answer": f"{_sql(name)}[1]"}
                 reads = {asks: "question", name: "answer: its first item"}
                 yield _reading("question_answer", reads, select=select)
-            elif _DIALOG & {*_words(name)} and all(len(value) % 2 == 0 for value in lists):
+            elif _are_turns(name, lists, rows):
                 said = f"{{'role': {role}, 'content': text}}"
                 messages = f"list_transform({_sql(name)}, lambda text, i: {said})"
                 reads = {name: "messages: user and assistant by turns"}
@@ -875,6 +895,14 @@ def _lists_of_texts(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
             messages = f"flatten(list_transform({_sql(name)}, lambda pair: [{asked}, {said}]))"
             reads = {name: f"messages: {asks} asks, {says} answers"}
             yield _reading("chat", reads, select={"messages": messages})
+
+
+def _are_turns(name: str, lists: Sequence[list[str]], rows: Sequence[dict[str, Any]]) -> bool:
+    """Return True for lists that may be turns: by name, or two texts and no other field but ids."""
+    if _DIALOG & {*_words(name)}:
+        return all(len(value) % 2 == 0 for value in lists)
+    others = [n for n in rows[0] if n != name and not _ID_WORDS & {*_words(n)}]
+    return not others and all(len(value) == 2 for value in lists)
 
 
 _CALL = {"name", "arguments"}
@@ -967,6 +995,29 @@ def _in_json(rows: Sequence[dict[str, Any]], read: Mapping[str, list[str]]) -> R
     if type(rows[0][read["answer"][0]]) is int:
         select["answer"] = f"CAST({select['answer']} AS VARCHAR)"
     return _reading("question_answer", reads, select=select)
+
+
+def _tokens(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
+    """Yield a reading of token ids with a mask of those trained, such as `tokens` and `mask`."""
+    lists = [
+        name
+        for name in rows[0]
+        if all(
+            isinstance(row[name], list) and {*map(type, row[name])} <= {int, bool} for row in rows
+        )
+    ]
+    ids = [name for name in lists if {"tokens", "ids"} & {*_words(name)}]
+    masks = [
+        name
+        for name in lists
+        if "mask" in _words(name)
+        and "attention" not in _words(name)
+        and {weight for row in rows for weight in row[name]} == {0, 1}
+    ]
+    if len(ids) == len(masks) == 1:
+        fields = {"input_ids": ids[0], "loss_mask": masks[0]}
+        reads = {name: ours for ours, name in fields.items()}
+        yield _reading("tokenized", reads, fields=fields)
 
 
 # Multiple-choice questions.

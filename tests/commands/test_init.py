@@ -310,6 +310,8 @@ ASKED: dict[str, tuple[Callable[[int, Talk], dict[str, Any]], int, list[Talk]]] 
     "texts of two named speakers": (lambda n, t: {"text": f"User: {t[0]}\nAda: {t[1]}"}, 1, TALKS),
     "texts of USER and ASSISTANT": (lambda n, t: {
         "chat": f"USER: {t[0]}\n\n\nASSISTANT: {t[1]}\n\n\n"}, 1, TALKS),
+    "texts of two named speakers after a context": (lambda n, t: {
+        "text": f"Context: Sum {n}.\nUser: {t[0]}\nAda: {t[1]}"}, 1, TALKS),
     "rows for training and for tests": (lambda n, t: {"question": t[0], "answer": t[1],
         "split": "train" if n % 2 else "test"}, 1, TALKS[1::2]),
     "rows to look up and for tests, with a remark": (lambda n, t: {
@@ -410,6 +412,11 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
         f"Please: {t.question}"]}), "Write one row per text"),
     "pairs for an embedding model": ("a.jsonl", each(lambda t: {"anchor": t[0], "positive": t[1],
         "source": "The book of all the sums"}), "it is not clear which fields hold"),
+    "texts of an intent and their answer": ("a.jsonl", each(lambda t: {"tag": "sum",
+        "patterns": [t[0], f"Please: {t[0]}"], "response": f"Here is the answer to it: {t[1]}"}),
+        "contain a list of texts in 'patterns'. Write one row per text"),
+    "words next to a short text": ("a.jsonl", each(lambda t: {"words": t.question.split(),
+        "spans": [[0, 1, "a"]], "topic": "sums of two"}), "a list of words in 'words'"),
     "queries and passages": ("a.jsonl", each(lambda t: {"query": t[0], "positive": t[1],
         "why": "The passage says it."}), "it is not clear which fields hold"),
     "translations with a score": ("a.jsonl", each(lambda t: {"reference": t[0],
@@ -541,6 +548,10 @@ def test_nothing_is_written_where_rows_can_be_read_in_several_ways(name, project
         (
             lambda n, t: {"prompt": f"Q: {t[0]}\nTom: Ah.\nQ: Yes?", "completion": f"Tom: {t[1]}"},
             "template=completion",
+        ),
+        (
+            lambda n, t: {"prompt": t[0], "completion": ("No", "Yes")[n % 2], "label": n % 2 == 1},
+            "--set format=prompt_completion\n",  # all rows: the answer tells the label
         ),
         (lambda n, t: {"tokens": [n, 7, 8], "mask": [0, 1, 1], "kind": "a"}, "format=tokenized"),
     ],

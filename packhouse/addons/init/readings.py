@@ -68,6 +68,10 @@ _SCORES = ("similarity", "similarity_score", "score", "label", "is_duplicate")
 _DIALOG = frozenset("dialog dialogue dialogs conversation conversations turns chat talk".split())
 """Words in names of fields that contain turns as a list of texts."""
 
+_UTTERANCES = frozenset("patterns examples utterances".split())
+"""Words in names of lists of texts that have the same intent and answer."""
+_PIECES = frozenset("words tokens characters chars sentences".split())
+"""Words in names of lists with the pieces of one text."""
 _CLASSES = frozenset(("label", "class", "intent", "sentiment", "emotion", "target"))
 _SPEAKER_KEYS = ("role", "from", "speaker", "sender", "author", "who", "name", "user")
 _CONTENT_KEYS = ("content", "value", "text", "message", "utterance", "body", "msg")
@@ -465,6 +469,10 @@ def _pair(
 def _plain(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Iterator[Reading]:
     """Yield readings of the only text of a row: about the other fields, or trained as a whole."""
     sentences = [n for n in _texts_of(rows[0], rows) if n not in fields or fields[n].num_texts]
+    lists = [name for name in rows[0] if isinstance(rows[0][name], list)]
+    listed = {word for name in lists for word in _words(name)}
+    if listed & _UTTERANCES or (listed & _PIECES and not sentences):
+        return  # each text needs its own row, or the text is in pieces
     others = [n for n in rows[0] if n not in sentences and not _ID_WORDS & {*_words(n)}]
     if len(sentences) == 1 and any(isinstance(rows[0][name], dict | list) for name in others):
         yield _in_json(rows, {"question": sentences, "answer": others})
@@ -626,17 +634,24 @@ def _with_talks(
         [['messages, without the names of their speakers'], ['text']]
     """
     name, texts = _plain_texts(reading, rows)
-    pairs = Counter(found.groups() for text in texts if (found := _TALK.match(text)))
-    ((speakers, number),) = pairs.most_common(1) or [((), 0)]
-    if not number or number < (1 - _MAX_EMPTY) * len(texts):
+    for start in (_TALK, _TALK_LATER):
+        pairs = Counter(found.groups() for text in texts if (found := start.match(text)))
+        ((speakers, number),) = pairs.most_common(1) or [((), 0)]
+        if number and number >= (1 - _MAX_EMPTY) * len(texts):
+            break
+    else:
         return [reading]
     asks, says = speakers
     header, text = rf"(?:^|\n)[ \t]*({asks}|{says}) ?:\s*", _sql(name)
     role = f"CASE WHEN role = '{says}' THEN 'assistant' ELSE 'user' END"
-    content = f"regexp_replace(string_split_regex({text}, '{header}')[i + 1], '\\s+$', '')"
+    parts = f"string_split_regex({text}, '{header}')"
+    content = f"regexp_replace({parts}[i + 1], '\\s+$', '')"
+    begins = f"regexp_matches({text}, '^\\s*{asks} ?:')"
+    if start is _TALK_LATER:  # the text before the first question is part of it
+        content = f"CASE i WHEN 1 THEN trim({parts}[1]) || chr(10) ELSE '' END || {content}"
+        begins = f"regexp_extract({text}, '{header}', 1) = '{asks}'"
     said = f"{{'role': {role}, 'content': {content}}}"
     messages = f"list_transform(regexp_extract_all({text}, '{header}', 1), lambda role, i: {said})"
-    begins = f"regexp_matches({text}, '^\\s*{asks} ?:')"
     select = {"messages": f"CASE WHEN {begins} THEN {messages} END"}
     return [_reading("chat", {name: TALK}, select=select), replace(reading, is_sure=False)]
 
@@ -707,6 +722,11 @@ def _with_verdicts(
     if reading.prompt and len(answer) == 1:
         kto = {"prompt": reading.prompt, "completion": next(iter(answer))}
         found.append(_reading("kto", reads, fields=kto))
+        # If the answer alone tells the label, as of `yes` and `no`, it may be what the answer says.
+        told = {(str(row.get(kto["completion"])), row.get("label")) for row in rows}
+        num_answers = len({said for said, _ in told})
+        if len(told) == num_answers and 2 * num_answers <= len(rows):
+            found.insert(0, replace(reading, is_sure=False))
     return found
 
 
@@ -1114,6 +1134,8 @@ _SAYS = re.compile(r"\s*(\w[\w -]{0,29}?) ?:")
 """Start of an answer with a name."""
 _TALK = re.compile(rf"\s*((?i:{_WHO_ASKS})) ?:.*?\n\s*(\w[\w -]{{0,29}}?) ?:", re.DOTALL)
 """Start of a conversation in one text: a question, and the name of the speaker who answers."""
+_TALK_LATER = re.compile(rf".+?\n(?={_TALK.pattern})", re.DOTALL)
+"""Text before a conversation, such as the context of its question."""
 _BOTH_NAMES = "the names of both speakers"
 UNNAMED = f"prompt, without {_BOTH_NAMES}"
 _SPOKEN = re.compile(

@@ -310,6 +310,8 @@ ASKED: dict[str, tuple[Callable[[int, Talk], dict[str, Any]], int, list[Talk]]] 
     "texts of two named speakers": (lambda n, t: {"text": f"User: {t[0]}\nAda: {t[1]}"}, 1, TALKS),
     "texts of USER and ASSISTANT": (lambda n, t: {
         "chat": f"USER: {t[0]}\n\n\nASSISTANT: {t[1]}\n\n\n"}, 1, TALKS),
+    "texts of two named speakers after a context": (lambda n, t: {
+        "text": f"Context: Sum {n}.\nUser: {t[0]}\nAda: {t[1]}"}, 1, TALKS),
     "rows for training and for tests": (lambda n, t: {"question": t[0], "answer": t[1],
         "split": "train" if n % 2 else "test"}, 1, TALKS[1::2]),
     "rows to look up and for tests, with a remark": (lambda n, t: {
@@ -331,6 +333,12 @@ ASKED: dict[str, tuple[Callable[[int, Talk], dict[str, Any]], int, list[Talk]]] 
     "text next to messages": (lambda n, t: {"messages": chats_of(t),
         "remark": f"{n} people of {2 * n} saw no {'abcdefghijklm'[n:]} here"}, 1, TALKS),
     "turns without speakers": (lambda n, t: {"dialog": [*t], "source": "x"}, 1, TALKS),
+    "two texts in a list of any name": (lambda n, t: {"id": n, "texts": [*t]}, 1, TALKS),
+    "a passage that fits a query and one that does not": (lambda n, t: {"query": t[0],
+        "positive": t[1], "negative": bad(t)}, 1, TALKS),
+    "passages that fit a query, next to an answer": (lambda n, t: {"query": t[0],
+        "positive": f"{n} people of {2 * n} saw no {'abcdefghijklm'[n:]} here", "answer": t[1]}, 1,
+        TALKS),
     "pairs in a list": (lambda n, t: {"conversation": [{"input": t[0], "output": t[1]}], "id": n},
         1, TALKS),
     "two speakers of any name": (lambda n, t: {"dialog": [{"speaker": who, "text": x} for who,
@@ -404,6 +412,15 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
         f"Please: {t.question}"]}), "Write one row per text"),
     "pairs for an embedding model": ("a.jsonl", each(lambda t: {"anchor": t[0], "positive": t[1],
         "source": "The book of all the sums"}), "it is not clear which fields hold"),
+    "texts of an intent and their answer": ("a.jsonl", each(lambda t: {"tag": "sum",
+        "patterns": [t[0], f"Please: {t[0]}"], "response": f"Here is the answer to it: {t[1]}"}),
+        "contain a list of texts in 'patterns'. Write one row per text"),
+    "words next to a short text": ("a.jsonl", each(lambda t: {"words": t.question.split(),
+        "spans": [[0, 1, "a"]], "topic": "sums of two"}), "a list of words in 'words'"),
+    "queries and passages": ("a.jsonl", each(lambda t: {"query": t[0], "positive": t[1],
+        "why": "The passage says it."}), "it is not clear which fields hold"),
+    "translations with a score": ("a.jsonl", each(lambda t: {"reference": t[0],
+        "hypothesis": t[1], "da": 0.5}), "it is not clear which fields hold"),
     "images in messages": ("a.jsonl", each(lambda t: {"messages": [{"role": "user",
         "content": IMAGE}, *messages_of("assistant", t[1])]}),
         "Add --set media=drop_parts to train their text without images, audio and video"),
@@ -532,6 +549,11 @@ def test_nothing_is_written_where_rows_can_be_read_in_several_ways(name, project
             lambda n, t: {"prompt": f"Q: {t[0]}\nTom: Ah.\nQ: Yes?", "completion": f"Tom: {t[1]}"},
             "template=completion",
         ),
+        (
+            lambda n, t: {"prompt": t[0], "completion": ("No", "Yes")[n % 2], "label": n % 2 == 1},
+            "--set format=prompt_completion\n",  # all rows: the answer tells the label
+        ),
+        (lambda n, t: {"tokens": [n, 7, 8], "mask": [0, 1, 1], "kind": "a"}, "format=tokenized"),
     ],
 )
 def test_ambiguous_rows_are_not_trained_without_a_choice(row, command, project):
@@ -551,6 +573,18 @@ def test_unreadable_data_is_reported(name, project):
 
     assert (code, says in said) == (3, True), said
     assert not Path("recipe.yaml").exists()
+
+
+def test_fields_of_rows_that_are_not_read_are_not_called_repeats(project):
+    rows = [{"v1": t.question, "v2": t.answer} for t in TALKS]
+    asked = [f"Please tell me, my friend: {t.question}" for t in TALKS[::3]]
+    rows[::3] = [{"said": text, "result": {"reply": "I do not know."}} for text in asked]
+    Path("a.jsonl").write_bytes(lines(rows))
+
+    code, said = project.init("a.jsonl")
+
+    assert code == 7, said
+    assert "said: text, in 4 rows; not read, in rows without the fields that are read" in said
 
 
 def test_rows_that_all_have_images_cannot_all_be_left_out(project):

@@ -68,6 +68,10 @@ _SCORES = ("similarity", "similarity_score", "score", "label", "is_duplicate")
 _DIALOG = frozenset("dialog dialogue dialogs conversation conversations turns chat talk".split())
 """Words in names of fields that contain turns as a list of texts."""
 
+_UTTERANCES = frozenset("patterns examples utterances".split())
+"""Words in names of lists of texts that have the same intent and answer."""
+_PIECES = frozenset("words tokens characters chars sentences".split())
+"""Words in names of lists with the pieces of one text."""
 _CLASSES = frozenset(("label", "class", "intent", "sentiment", "emotion", "target"))
 _SPEAKER_KEYS = ("role", "from", "speaker", "sender", "author", "who", "name", "user")
 _CONTENT_KEYS = ("content", "value", "text", "message", "utterance", "body", "msg")
@@ -158,10 +162,13 @@ def readings_of(layout: Layout, fields: Mapping[str, Field]) -> list[Reading]:
         *_as_json(rows),
         *_instruct_texts(rows),
         *_templated_texts(rows),
+        *_tokens(rows),
     ]
+    if is_compared := _are_compared(rows):
+        found = [replace(each, is_sure=False) for each in _preferences(rows)]
     found = [_with_context(each, rows) for each in found]
     found += [text for each in found for text in _without_prompt(each, rows)]
-    if not found and not has_only_questions(rows):
+    if not found and not is_compared and not has_only_questions(rows):
         found = list(_plain(rows, fields))
     different: list[Reading] = []
     for each in found:
@@ -376,8 +383,6 @@ def _pairs(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Itera
         # If `text1` and `text2` come with a score, neither is an answer to the other.
         stems = Counter(re.sub(r"[\W_]*\d$", "", name) for name in texts)
         texts = [name for name in texts if stems[re.sub(r"[\W_]*\d$", "", name)] == 1]
-    if {"anchor", "positive"} <= rows[0].keys():  # similar texts, for an embedding model
-        texts = [name for name in texts if name not in ("anchor", "positive", "negative")]
     free = [
         name
         for name in texts
@@ -399,6 +404,25 @@ def _pairs(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Itera
     for question, answer in pairs[: 2 * _SHOWN]:
         if question != answer:
             yield from _pair(question, answer, texts, rows, is_sure=is_sure)
+
+
+def _are_compared(rows: Sequence[dict[str, Any]]) -> bool:
+    """Return True for texts of which none answers another, and no answer is next to them.
+
+    They train a model that finds similar texts, or one that scores translations.
+
+    Example:
+        >>> _are_compared([{"query": "Why?", "positive": "A passage."}])
+        True
+        >>> _are_compared([{"query": "Why?", "positive": "A passage.", "answer": "So."}])
+        False
+    """
+    names = rows[0].keys()
+    are_scored = any(type(value) is float for row in rows for value in row.values())
+    return not _called(_texts_of(names, rows), _ANSWER) and (
+        ("positive" in names and bool(names & {"anchor", "query"}))
+        or (are_scored and {"reference", "hypothesis"} <= names)
+    )
 
 
 def _called(names: Sequence[str], known: Sequence[str]) -> list[str]:
@@ -445,6 +469,10 @@ def _pair(
 def _plain(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Iterator[Reading]:
     """Yield readings of the only text of a row: about the other fields, or trained as a whole."""
     sentences = [n for n in _texts_of(rows[0], rows) if n not in fields or fields[n].num_texts]
+    lists = [name for name in rows[0] if isinstance(rows[0][name], list)]
+    listed = {word for name in lists for word in _words(name)}
+    if listed & _UTTERANCES or (listed & _PIECES and not sentences):
+        return  # each text needs its own row, or the text is in pieces
     others = [n for n in rows[0] if n not in sentences and not _ID_WORDS & {*_words(n)}]
     if len(sentences) == 1 and any(isinstance(rows[0][name], dict | list) for name in others):
         yield _in_json(rows, {"question": sentences, "answer": others})
@@ -606,17 +634,24 @@ def _with_talks(
         [['messages, without the names of their speakers'], ['text']]
     """
     name, texts = _plain_texts(reading, rows)
-    pairs = Counter(found.groups() for text in texts if (found := _TALK.match(text)))
-    ((speakers, number),) = pairs.most_common(1) or [((), 0)]
-    if not number or number < (1 - _MAX_EMPTY) * len(texts):
+    for start in (_TALK, _TALK_LATER):
+        pairs = Counter(found.groups() for text in texts if (found := start.match(text)))
+        ((speakers, number),) = pairs.most_common(1) or [((), 0)]
+        if number and number >= (1 - _MAX_EMPTY) * len(texts):
+            break
+    else:
         return [reading]
     asks, says = speakers
     header, text = rf"(?:^|\n)[ \t]*({asks}|{says}) ?:\s*", _sql(name)
     role = f"CASE WHEN role = '{says}' THEN 'assistant' ELSE 'user' END"
-    content = f"regexp_replace(string_split_regex({text}, '{header}')[i + 1], '\\s+$', '')"
+    parts = f"string_split_regex({text}, '{header}')"
+    content = f"regexp_replace({parts}[i + 1], '\\s+$', '')"
+    begins = f"regexp_matches({text}, '^\\s*{asks} ?:')"
+    if start is _TALK_LATER:  # the text before the first question is part of it
+        content = f"CASE i WHEN 1 THEN trim({parts}[1]) || chr(10) ELSE '' END || {content}"
+        begins = f"regexp_extract({text}, '{header}', 1) = '{asks}'"
     said = f"{{'role': {role}, 'content': {content}}}"
     messages = f"list_transform(regexp_extract_all({text}, '{header}', 1), lambda role, i: {said})"
-    begins = f"regexp_matches({text}, '^\\s*{asks} ?:')"
     select = {"messages": f"CASE WHEN {begins} THEN {messages} END"}
     return [_reading("chat", {name: TALK}, select=select), replace(reading, is_sure=False)]
 
@@ -687,6 +722,11 @@ def _with_verdicts(
     if reading.prompt and len(answer) == 1:
         kto = {"prompt": reading.prompt, "completion": next(iter(answer))}
         found.append(_reading("kto", reads, fields=kto))
+        # If the answer alone tells the label, as of `yes` and `no`, it may be what the answer says.
+        told = {(str(row.get(kto["completion"])), row.get("label")) for row in rows}
+        num_answers = len({said for said, _ in told})
+        if len(told) == num_answers and 2 * num_answers <= len(rows):
+            found.insert(0, replace(reading, is_sure=False))
     return found
 
 
@@ -859,7 +899,7 @@ def _lists_of_texts(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
                 select = {"question": _sql(asks), "answer": f"{_sql(name)}[1]"}
                 reads = {asks: "question", name: "answer: its first item"}
                 yield _reading("question_answer", reads, select=select)
-            elif _DIALOG & {*_words(name)} and all(len(value) % 2 == 0 for value in lists):
+            elif _are_turns(name, lists, rows):
                 said = f"{{'role': {role}, 'content': text}}"
                 messages = f"list_transform({_sql(name)}, lambda text, i: {said})"
                 reads = {name: "messages: user and assistant by turns"}
@@ -875,6 +915,14 @@ def _lists_of_texts(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
             messages = f"flatten(list_transform({_sql(name)}, lambda pair: [{asked}, {said}]))"
             reads = {name: f"messages: {asks} asks, {says} answers"}
             yield _reading("chat", reads, select={"messages": messages})
+
+
+def _are_turns(name: str, lists: Sequence[list[str]], rows: Sequence[dict[str, Any]]) -> bool:
+    """Return True for lists that may be turns: by name, or two texts and no other field but ids."""
+    if _DIALOG & {*_words(name)}:
+        return all(len(value) % 2 == 0 for value in lists)
+    others = [n for n in rows[0] if n != name and not _ID_WORDS & {*_words(n)}]
+    return not others and all(len(value) == 2 for value in lists)
 
 
 _CALL = {"name", "arguments"}
@@ -967,6 +1015,29 @@ def _in_json(rows: Sequence[dict[str, Any]], read: Mapping[str, list[str]]) -> R
     if type(rows[0][read["answer"][0]]) is int:
         select["answer"] = f"CAST({select['answer']} AS VARCHAR)"
     return _reading("question_answer", reads, select=select)
+
+
+def _tokens(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
+    """Yield a reading of token ids with a mask of those trained, such as `tokens` and `mask`."""
+    lists = [
+        name
+        for name in rows[0]
+        if all(
+            isinstance(row[name], list) and {*map(type, row[name])} <= {int, bool} for row in rows
+        )
+    ]
+    ids = [name for name in lists if {"tokens", "ids"} & {*_words(name)}]
+    masks = [
+        name
+        for name in lists
+        if "mask" in _words(name)
+        and "attention" not in _words(name)
+        and {weight for row in rows for weight in row[name]} == {0, 1}
+    ]
+    if len(ids) == len(masks) == 1:
+        fields = {"input_ids": ids[0], "loss_mask": masks[0]}
+        reads = {name: ours for ours, name in fields.items()}
+        yield _reading("tokenized", reads, fields=fields)
 
 
 # Multiple-choice questions.
@@ -1063,6 +1134,8 @@ _SAYS = re.compile(r"\s*(\w[\w -]{0,29}?) ?:")
 """Start of an answer with a name."""
 _TALK = re.compile(rf"\s*((?i:{_WHO_ASKS})) ?:.*?\n\s*(\w[\w -]{{0,29}}?) ?:", re.DOTALL)
 """Start of a conversation in one text: a question, and the name of the speaker who answers."""
+_TALK_LATER = re.compile(rf".+?\n(?={_TALK.pattern})", re.DOTALL)
+"""Text before a conversation, such as the context of its question."""
 _BOTH_NAMES = "the names of both speakers"
 UNNAMED = f"prompt, without {_BOTH_NAMES}"
 _SPOKEN = re.compile(

@@ -512,6 +512,9 @@ def field_lines(proposal: Proposal) -> list[str]:
     found, reading = proposal.survey, proposal.reading
     why = explained(found)
     ignored = set(reading.settings.get("ignored_fields") or ()) if reading is not None else set()
+    read = {name for each in proposal.candidates for name in each.reading.reads}
+    read |= {*reading.reads} if reading is not None else set()
+    rows = [layout.rows[0] for layout in found.layouts.values() if isinstance(layout.rows[0], dict)]
     lines = []
     for name, held in found.fields.items():
         num_rows = held.kinds.total() - held.kinds["nothing"]
@@ -529,6 +532,8 @@ def field_lines(proposal: Proposal) -> list[str]:
             use = "not read in any of the ways below"
         elif reading is not None and not reading.reads:
             use = "read from rows that have it"
+        elif not any(read & row.keys() for row in rows if name in row):
+            use = "not read, in rows without the fields that are read"
         elif held.num_texts < max(MIN_ROWS, MIN_SHARE * found.num_rows):
             use = "ignored (text in few rows)"
         else:

@@ -332,6 +332,10 @@ ASKED: dict[str, tuple[Callable[[int, Talk], dict[str, Any]], int, list[Talk]]] 
         "label": n % 2 == 0}, 1, TALKS[::2]),
     "text next to messages": (lambda n, t: {"messages": chats_of(t),
         "remark": f"{n} people of {2 * n} saw no {'abcdefghijklm'[n:]} here"}, 1, TALKS),
+    "an answer and a source that a test expects": (lambda n, t: {"query": t[0],
+        "expected_source": f"doc{n}.md", "expected_answer": t[1]}, 1, TALKS),
+    "numbers as answers": (lambda n, t: {"prompt": t[0], "completion": n}, 1,
+        [Talk(t[0], str(n)) for n, t in enumerate(TALKS)]),
     "turns without speakers": (lambda n, t: {"dialog": [*t], "source": "x"}, 1, TALKS),
     "two texts in a list of any name": (lambda n, t: {"id": n, "texts": [*t]}, 1, TALKS),
     "a passage that fits a query and one that does not": (lambda n, t: {"query": t[0],
@@ -552,6 +556,15 @@ def test_nothing_is_written_where_rows_can_be_read_in_several_ways(name, project
         (
             lambda n, t: {"prompt": t[0], "completion": ("No", "Yes")[n % 2], "label": n % 2 == 1},
             "--set format=prompt_completion\n",  # all rows: the answer tells the label
+        ),
+        (
+            lambda n, t: {
+                "user_task": t[0],
+                "page": f"{n} people of {2 * n} saw no {n}{n} here",
+                "target": t[1],
+                "safety_rationale": f"The text of page {n} has no command.",
+            },
+            "page (context)",
         ),
         (lambda n, t: {"tokens": [n, 7, 8], "mask": [0, 1, 1], "kind": "a"}, "format=tokenized"),
     ],

@@ -394,7 +394,9 @@ def _pairs(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Itera
     if (held := fields.get("source")) and explanation("source", held, held.kinds.total()):
         free = [name for name in free if name != "source"]  # not the source of a translation
     asking, answering = _called(free, _QUESTION), _called(free, _ANSWER)
-    is_sure = bool(asking and answering)
+    # With `expected_source`, an `expected_answer` may be what a test looks for, such as one word.
+    expected = {name for name in rows[0] if "expected" in _words(name)}
+    is_sure = bool(asking and answering) and not (len(expected) > 1 and expected & {*answering})
     others = [name for name in free if _has_text(name, fields) and name not in asking + answering]
     # Without a name for the answer, the second question may be one, as in `question` and `query`.
     guesses = [name for name in others if "context" not in _words(name)] + asking[1:]
@@ -423,6 +425,11 @@ def _are_compared(rows: Sequence[dict[str, Any]]) -> bool:
         ("positive" in names and bool(names & {"anchor", "query"}))
         or (are_scored and {"reference", "hypothesis"} <= names)
     )
+
+
+def is_reasoning(name: str) -> bool:
+    """Return True for a name like `rationale` or `safety_rationale`."""
+    return _rank(name, _REASONING) is not None
 
 
 def _called(names: Sequence[str], known: Sequence[str]) -> list[str]:
@@ -954,8 +961,9 @@ def _with_tools(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
 def _as_json(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
     """Yield readings in which the question, the answer or both are objects or lists, read as JSON.
 
-    If no field is named like an answer, all other texts and objects together can be the answer, as
-    one object. A label can be the answer to all of them.
+    A whole number can be the answer to the only text. If no field is named like an answer, all
+    other texts and objects together can be the answer, as one object. A label can be the answer to
+    all of them.
 
     Example:
         >>> [reading] = _as_json([{"text": "Ann is 7.", "output": {"name": "Ann", "age": 7}}])
@@ -979,6 +987,10 @@ def _as_json(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
     names = [*texts, *objects]
     asking = _called(names, _QUESTION) or _called(texts, _PLAIN)
     answering = _called(names, _ANSWER)
+    numbers = [n for n in _called([*rows[0]], _ANSWER) if all(type(row[n]) is int for row in rows)]
+    if len(names) == 1 and asking and numbers:  # such as classes by number
+        yield replace(_in_json(rows, {"question": asking, "answer": numbers[:1]}), is_sure=False)
+        return
     pairs: list[tuple[list[str], list[str]]] = []
     if answering:
         asking = asking or _called(texts, _LIKELY_QUESTION)

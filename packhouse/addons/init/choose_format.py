@@ -27,6 +27,7 @@ from packhouse.addons.init.candidate_formats import (
     explanation,
     has_only_questions,
     is_metadata,
+    is_reasoning,
     marks_in,
     readings_of,
     with_context,
@@ -312,7 +313,7 @@ def _candidates(
         )
         if is_new or not candidate.is_usable:
             found.append(candidate)
-        unread = list(candidate.trial.unread)
+        unread = [name for name in candidate.trial.unread if not is_reasoning(name)]
         if len(unread) == 1 and (more := with_context(reading, unread[0])) is not None:
             readings.append(more)
     return sorted(found, key=lambda each: (len(each.trial.unread), not each.reading.is_sure))

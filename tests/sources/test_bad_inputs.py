@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from packhouse.errors import SourceError, TransientError
-from packhouse.read import read_shard, scan_source
+from packhouse.read import compression, read_shard, scan_source
 from packhouse.recipe import SourceConfig, ValidateConfig
 from packhouse.records.reasons import TurnOrder
 
@@ -890,9 +890,9 @@ class LostFile(io.BytesIO):
         return super().read(100)
 
 
-@pytest.mark.parametrize(("compression", "data"), [("gzip", GZ), ("zstd", ZST)])
-def test_a_storage_that_fails_is_not_taken_for_a_damaged_stream(compression, data, monkeypatch):
+@pytest.mark.parametrize(("compressed", "data"), [("gzip", GZ), ("zstd", ZST)])
+def test_a_storage_that_fails_is_not_taken_for_a_damaged_stream(compressed, data, monkeypatch):
     monkeypatch.setattr(compression, "open_file", lambda uri: LostFile(data))
 
     with pytest.raises(TransientError, match="connection lost"):
-        list(compression.FileStream("s3://bucket/rows", compression))
+        list(compression.FileStream("s3://bucket/rows", compressed))

@@ -1,6 +1,5 @@
 """Production code on an S3 server behind a proxy that loses and damages requests."""
 
-from time import monotonic
 from types import SimpleNamespace
 
 import pytest
@@ -21,13 +20,6 @@ from tests.store.versions import FACTS, list_versions, pack_file
 @pytest.fixture(params=["moto", pytest.param("ceph", marks=pytest.mark.e2e)])
 def server(request):
     return request.getfixturevalue(f"{request.param}_environment")
-
-
-@pytest.fixture(autouse=True)
-def no_wait_between_tries(monkeypatch):
-    """A repeated request waits for up to a second; the tests repeat hundreds."""
-    time = SimpleNamespace(sleep=lambda seconds: None, monotonic=monotonic)
-    monkeypatch.setattr("packhouse.store.protocol.time", time)
 
 
 @pytest.mark.parametrize("fault", PUT_FAULTS)

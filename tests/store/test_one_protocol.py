@@ -15,7 +15,7 @@ import pytest
 
 import packhouse
 from packhouse.errors import PackhouseError, StoreError
-from packhouse.store import commit, gc, open_store, publish_version, refs, store_requests
+from packhouse.store import commit, open_store, publish_version, store_requests
 from packhouse.store.commit import LocalFile, dataset_card, draft_manifest, name_files
 from packhouse.store.object_store import FileBody, ObjectStore, file_body
 from tests.store import simulation
@@ -49,29 +49,27 @@ def test_the_simulation_holds_no_protocol_of_its_own():
         for node in ast.walk(tree)
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
-        and getattr(node.func.value, "id", "") == "protocol"
+        and getattr(node.func.value, "id", "") == "store_requests"
     }
     assert made == {"ask"}
     used = {
         f"{node.value.id}.{node.attr}"
         for node in ast.walk(tree)
         if isinstance(node, ast.Attribute)
-        and getattr(node.value, "id", "") in ("publish", "gc", "refs", "read")
+        and getattr(node.value, "id", "") in ("commit", "gc", "refs", "version_reader")
     }
     protocols = {name for name in used if name.endswith("_steps")}
     assert protocols == {
         "gc.collect_steps",
         "gc.find_garbage_steps",
-        "publish.find_slot_steps",
-        "publish.publish_steps",
-        "read.resolve_steps",
+        "commit.find_slot_steps",
+        "commit.publish_steps",
+        "version_reader.resolve_steps",
         "refs.set_ref_steps",
     }
     for name in protocols:
         module, _, function = name.partition(".")
-        real = getattr(
-            {"publish": commit, "gc": gc, "refs": refs}.get(module, simulation.read), function
-        )
+        real = getattr(getattr(simulation, module), function)
         assert real.__module__.startswith("packhouse.store.")
 
 

@@ -21,6 +21,7 @@ from packhouse.run.step_cache import Workspace
 from tests.prepared import TOKENIZER
 
 pytestmark = [
+    pytest.mark.usefixtures("real_reports"),  # processes of other engines draw them
     pytest.mark.prefect,
     pytest.mark.slow,
     pytest.mark.timeout(600),  # clusters start slowly on a busy machine

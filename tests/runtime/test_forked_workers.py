@@ -11,7 +11,11 @@ import psutil
 import pytest
 
 from packhouse.errors import TemplateError
+from packhouse.recipe import Recipe
+from packhouse.render.renderer import load_encoders
 from packhouse.system import worker
+from packhouse.tokenize.encoders import GigatokenEncoder, _loaded
+from tests.prepared import TOKENIZER
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks are not safe elsewhere")
 
@@ -37,7 +41,7 @@ def in_worker(call):
 
 
 def load():
-    time.sleep(0.2)
+    time.sleep(0.2)  # two workers are asked for while it loads
     worker.loaded_by = os.getpid()
 
 
@@ -57,6 +61,16 @@ def test_they_share_what_was_loaded_once(fork_after):
     both[1].end()
     worker._idle.remove(both[1])
     assert in_worker(origin) == [parent, parent]
+
+
+def encoders_of_parent():
+    return [os.getppid(), len(_loaded), GigatokenEncoder.load.cache_info().currsize]
+
+
+def test_a_recipe_s_tokenizer_is_loaded_before_the_fork(fork_after, tmp_path):
+    recipe = Recipe(dataset="toy", sources=[{"path": "a.jsonl"}], tokenizer=str(TOKENIZER))
+    parent = fork_after(partial(load_encoders, recipe, tmp_path))
+    assert in_worker(encoders_of_parent) == [parent, 1, 1]
 
 
 def test_one_whose_user_is_gone_is_killed(fork_after):

@@ -35,9 +35,8 @@ def s3_environment(endpoint: str, access_key: str, secret_key: str) -> dict[str,
 def moto_environment():
     """moto allows a few calls without authentication: enough to create a user with a key."""
     port = ceph.free_port()
-    command = [sys.executable, "-W", "ignore", "-m", "moto.server", "-H", "127.0.0.1"]
     server = subprocess.Popen(
-        [*command, "-p", str(port)],
+        [sys.executable, "-W", "ignore", "-m", "tests.moto_s3", str(port)],
         env=os.environ | {"INITIAL_NO_AUTH_ACTION_COUNT": "3"},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

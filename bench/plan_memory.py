@@ -24,7 +24,7 @@ from packhouse.recipe import Recipe
 from packhouse.records.table_schemas import TOKENIZED, write_table
 from packhouse.run.step import AnyJob, Job, execute
 from packhouse.run.step_cache import StepStore, Workspace
-from packhouse.run.steps import audit, pack, split
+from packhouse.run.steps import audit, check_split, pack
 from packhouse.run.steps.format import FORMAT
 from packhouse.run.steps.tokenize import TOKENIZE, TokenizeFacts, TokenizerFacts
 from packhouse.run.steps.validate import VALIDATE, Origin, ShardCounts, ValidateFacts
@@ -94,7 +94,7 @@ def jobs(num_shards: int) -> tuple[list[list[AnyJob]], dict[str, AnyJob]]:
     ]
     packed = pack.job(recipe(), *before, {})
     *_, records = audit.jobs([], [], [], packed, recipe())
-    return before, {"pack": packed, "split": split.job(recipe(), packed), "audit": records}
+    return before, {"pack": packed, "split": check_split.job(recipe(), packed), "audit": records}
 
 
 def write_shards(cache: Path, done: list[list[AnyJob]]) -> None:

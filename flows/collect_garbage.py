@@ -7,8 +7,8 @@ from pydantic import Field
 
 from packhouse.recipe.sections import Name
 from schemas.places import StorePlace
+from tasks.allowed_places import allowed_store
 from tasks.artifacts import garbage_artifacts
-from tasks.guard import allowed_store
 from tasks.hooks import FLOW, store_run_name
 from tasks.versions import collect, collected, datasets_of
 

@@ -14,9 +14,10 @@ from prefect import flow
 
 from packhouse.recipe import Recipe
 from packhouse.recipe.sections import Uri
+from tasks.allowed_places import allowed_recipe, worker_cache
 from tasks.chain import prepare_run
+from tasks.dataset_slot import dataset_slot
 from tasks.engines import Runner
-from tasks.guard import allowed_recipe, dataset_slot, worker_cache
 from tasks.hooks import FLOW, recipe_run_name
 from tasks.steps import audit, files, format_, pack, publish, split, tokenize, validate
 

@@ -6,7 +6,7 @@ from prefect import flow
 
 from packhouse.recipe.sections import Name
 from schemas.places import StorePlace
-from tasks.guard import allowed_store
+from tasks.allowed_places import allowed_store
 from tasks.hooks import FLOW, store_run_name
 from tasks.versions import move_ref, moved
 

@@ -8,9 +8,10 @@ from flows.prepare import STEPS
 from packhouse.recipe import Recipe
 from packhouse.recipe.sections import Uri
 from schemas.places import RecipeName, StorePlace
+from tasks.allowed_places import allowed_recipe, worker_cache
 from tasks.chain import refresh_run
+from tasks.dataset_slot import dataset_slot
 from tasks.engines import Runner
-from tasks.guard import allowed_recipe, dataset_slot, worker_cache
 from tasks.hooks import FLOW, recipe_run_name
 
 

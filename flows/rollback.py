@@ -8,7 +8,7 @@ from pydantic import Field
 from packhouse.recipe.sections import Name
 from packhouse.system.wording import counted
 from schemas.places import StorePlace
-from tasks.guard import allowed_store
+from tasks.allowed_places import allowed_store
 from tasks.hooks import FLOW, store_run_name
 from tasks.versions import move_ref, moved, past_of_ref
 

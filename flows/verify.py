@@ -6,8 +6,8 @@ from prefect import flow
 
 from packhouse.recipe.sections import Name
 from schemas.places import StorePlace
+from tasks.allowed_places import allowed_store
 from tasks.artifacts import verify_artifacts
-from tasks.guard import allowed_store
 from tasks.hooks import FLOW, store_run_name
 from tasks.versions import checked, datasets_of, verify_one
 

@@ -38,9 +38,9 @@ from tasks.cleanup import end_questions
 from tasks.engines import Runner
 from tasks.events import announce_held, announce_published
 from tasks.outcomes import ended, flow_run, is_approved, is_repeated, stopped
-from tasks.policies import this_run
 from tasks.progress import progress_artifacts
 from tasks.runner import prefect_runner
+from tasks.steps import this_run
 from tasks.versions import look_at_sources, move_ref
 
 Steps = Sequence[Task[..., Any]]

@@ -36,7 +36,8 @@ from packhouse.store import open_store
 from packhouse.store.gc import collect_steps, find_garbage_steps
 from packhouse.store.store_requests import run
 from packhouse.system.disks import default_cache
-from tasks.guard import allowed_recipe, place_of
+from tasks.allowed_places import allowed_recipe
+from tasks.dataset_slot import place_of
 from tasks.outcomes import flow_run as current_run
 from tasks.outcomes import tags_with, version_asked
 

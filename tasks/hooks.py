@@ -19,9 +19,9 @@ from prefect.task_runners import ThreadPoolTaskRunner
 
 from packhouse.errors import PackhouseError
 from packhouse.system.wording import counted
+from tasks.allowed_places import named_recipe
 from tasks.cleanup import clean_up, end_parts
 from tasks.events import announce_end, announce_refused
-from tasks.guard import named_recipe
 from tasks.outcomes import tags_with
 
 if logging.getLogger("packhouse").level == logging.NOTSET:

@@ -9,7 +9,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from prefect import Task
+from prefect import Task, runtime
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
@@ -18,11 +18,16 @@ from packhouse.recipe import Recipe
 from packhouse.run.step import AnyStep, JobGroup, execute
 from packhouse.run.step_cache import AnyReceipt, Workspace
 from packhouse.run.steps import STEPS
-from tasks.policies import retried_task, this_run
+from tasks.retries import retried_task
 
 log = logging.getLogger("packhouse.tasks")
 
 Receipts = list[AnyReceipt]
+
+
+def this_run() -> str:
+    """Return the name and ID of the current flow run, to record who moved a ref."""
+    return f"run {runtime.flow_run.name} {runtime.flow_run.id}"
 
 
 def run_group(group: JobGroup, recipe: Recipe, cache: str) -> Receipts | State[Receipts]:

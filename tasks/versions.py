@@ -18,7 +18,8 @@ from packhouse.system.wording import counted
 from tasks.artifacts import move_artifacts
 from tasks.cleanup import end_questions
 from tasks.outcomes import tag_run
-from tasks.policies import retried_task, this_run
+from tasks.retries import retried_task
+from tasks.steps import this_run
 
 T = TypeVar("T")
 Reports = list[tuple[str, T]]

@@ -50,20 +50,20 @@ from packhouse.run.step_cache import AnyReceipt, Mirror, Workspace, open_mirror
 from packhouse.run.steps import (
     STEPS,
     audit,
+    check_split,
     files,
     format,
     pack,
     publish,
-    split,
     tokenize,
     validate,
 )
 from packhouse.run.steps.audit import AuditParameters
+from packhouse.run.steps.check_split import SplitParameters
 from packhouse.run.steps.files import FilesParameters
 from packhouse.run.steps.format import FormatParameters
 from packhouse.run.steps.pack import PackFacts, PackParameters
 from packhouse.run.steps.publish import PUBLISH, Published, PublishParameters
-from packhouse.run.steps.split import SplitParameters
 from packhouse.run.steps.tokenize import TokenizeParameters
 from packhouse.run.steps.validate import (
     QUARANTINE,
@@ -187,7 +187,7 @@ def plan_jobs(recipe: Recipe) -> Plan:
     formatted = tuple(format.job(recipe, tokenizer, job, benchmarks) for job in validated)
     tokenized = tuple(tokenize.job(recipe, tokenizer, job) for job in formatted)
     packed = pack.job(recipe, validated, formatted, tokenized, benchmarks)
-    split_job = split.job(recipe, packed)
+    split_job = check_split.job(recipe, packed)
     return Plan(
         validate=validated,
         format=formatted,

@@ -70,7 +70,7 @@ def collect_garbage(
     """
     garbage = run(store, find_garbage_steps(dataset, grace_s))
     deleted = 0 if dry_run else sum(run(store, collect_steps(item)) for item in garbage)
-    uploads = store.abort_uploads(grace_s, dry_run=dry_run)
+    uploads = store.delete_unfinished_uploads(grace_s, dry_run=dry_run)
     return GcReport(
         garbage=tuple(garbage),
         num_deleted=deleted,

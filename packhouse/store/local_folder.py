@@ -147,7 +147,7 @@ class LocalStore(ObjectStore):
         return now
 
     @override
-    def abort_uploads(self, older_than_s: float, *, dry_run: bool) -> int:
+    def delete_unfinished_uploads(self, older_than_s: float, *, dry_run: bool) -> int:
         """Remove temporary files of killed writers."""
         folder = self.root / _OWN / "tmp"
         if not folder.is_dir():

@@ -297,7 +297,7 @@ class ObjectStore(ABC):
     def clock(self) -> float:
         """Return seconds since the epoch by the store's own clock, as used for `last_modified`."""
 
-    def abort_uploads(self, older_than_s: float, *, dry_run: bool) -> int:
+    def delete_unfinished_uploads(self, older_than_s: float, *, dry_run: bool) -> int:
         """Delete unfinished uploads, which listings do not show; return their number."""
         return 0
 

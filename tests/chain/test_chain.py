@@ -312,7 +312,7 @@ def test_packs_are_checked_before_they_are_written(project, monkeypatch, spoil, 
     from packhouse.pack.gather_tokens import gather
 
     monkeypatch.setattr(
-        "packhouse.run.pack_results.gather",
+        "packhouse.run.packs_and_records.gather",
         lambda *given, **options: map(spoil, gather(*given, **options)),
     )
     # The report would find a bad value, too, when it reads the files.

@@ -180,7 +180,9 @@ def deployed(place, monkeypatch):
 
     (place / "sources.yaml").write_text("allow: {read: [.], write: [.]}")
     monkeypatch.setenv("PACKHOUSE_SOURCES", str(place / "sources.yaml"))
-    monkeypatch.setattr("tasks.guard._is_deployed", lambda: False)  # a test may choose the cache
+    monkeypatch.setattr(
+        "tasks.allowed_places._is_deployed", lambda: False
+    )  # a test may choose the cache
 
     def work(run_id, **parameters):
         with suppress(Pause):

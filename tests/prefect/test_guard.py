@@ -22,8 +22,8 @@ from packhouse.errors import ConfigError
 from packhouse.recipe import Recipe
 from packhouse.recipe.sections import Section
 from packhouse.system import progress
-from tasks import guard
-from tasks.guard import allowed_recipe, worker_cache
+from tasks.allowed_places import allowed_recipe, worker_cache
+from tasks.dataset_slot import make_limit
 from tests.chain.conftest import Project
 
 CANARY = "canary-0f3a-not-to-be-seen"
@@ -64,9 +64,7 @@ def test_a_name_that_the_worker_lacks_is_reported(places):
 
 
 def test_a_deployment_takes_the_workers_cache(monkeypatch, tmp_path):
-    from tasks import guard
-
-    monkeypatch.setattr(guard, "_is_deployed", lambda: True)
+    monkeypatch.setattr("tasks.allowed_places._is_deployed", lambda: True)
     with pytest.raises(ConfigError, match="Leave `cache` empty"):
         worker_cache(str(tmp_path))
 
@@ -172,7 +170,7 @@ def test_runs_that_come_together_make_one_limit_and_none_fails():
     def make(_):
         with get_client(sync_client=True) as client:
             together.wait(60)
-            guard._make_limit(client, name)
+            make_limit(client, name)
 
     with ThreadPoolExecutor(6) as runs:
         list(runs.map(make, range(6)))
@@ -185,9 +183,9 @@ def test_a_limit_that_is_there_is_not_made_again(monkeypatch):
 
     name = f"packhouse.there.{uuid4().hex[:8]}"
     with get_client(sync_client=True) as client:
-        guard._make_limit(client, name)
+        make_limit(client, name)
         monkeypatch.setattr(client, "create_global_concurrency_limit", None)  # not called
-        guard._make_limit(client, name)
+        make_limit(client, name)
 
 
 def test_every_place_of_a_recipe_refuses_credentials_in_its_schema():

@@ -23,7 +23,7 @@ from prefect.settings import PREFECT_API_URL
 
 from flows.command import write_parameters_alone
 from packhouse.recipe import Recipe
-from tasks import guard
+from tasks import allowed_places
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "deployments" / "demo" / "recipe.yaml"
@@ -102,15 +102,15 @@ def test_a_run_of_its_own_asks_no_server_whether_it_is_deployed(monkeypatch):
             asked.append(FlowRunContext.get().flow_run.name)
             return "of the parent"
 
-    monkeypatch.setattr(guard, "deployment", Deployment())
+    monkeypatch.setattr(allowed_places, "deployment", Deployment())
 
     @flow(flow_run_name="below")
     def below():
-        return guard._is_deployed()
+        return allowed_places._is_deployed()
 
     @flow(flow_run_name="above")
     def above():
-        return guard._is_deployed(), below()
+        return allowed_places._is_deployed(), below()
 
     assert above() == (False, True)
     assert asked == ["below"]
@@ -119,8 +119,8 @@ def test_a_run_of_its_own_asks_no_server_whether_it_is_deployed(monkeypatch):
 def test_a_run_of_a_deployment_knows_it(monkeypatch):
     run = FlowRun.model_construct(deployment_id=uuid4(), parent_task_run_id=None)
     monkeypatch.setattr(FlowRunContext, "get", lambda: FlowRunContext.model_construct(flow_run=run))
-    monkeypatch.setattr(guard, "deployment", type("Deployment", (), {"id": "its own"}))
-    assert guard._is_deployed()
+    monkeypatch.setattr(allowed_places, "deployment", type("Deployment", (), {"id": "its own"}))
+    assert allowed_places._is_deployed()
 
 
 def test_a_command_imports_no_fastapi_and_sends_no_heartbeats(tmp_path):

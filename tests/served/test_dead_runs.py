@@ -261,7 +261,7 @@ def test_a_worker_in_the_background_ends_on_sigterm(served, tmp_path):
 
 def test_a_dead_run_frees_its_dataset_within_90_s(served):
     """Allow for its lease, the server's next check of leases, and the waiting run's next try."""
-    from tasks.guard import LEASE_S
+    from tasks.dataset_slot import LEASE_S
 
     settings = served.call("/admin/settings")[1]["server"]
     look_s = settings["services"]["repossessor"]["loop_seconds"]

@@ -247,7 +247,7 @@ def test_a_worker_touches_only_what_its_operator_allows(key, value, served):
     """Checked in this process with the worker's file of allowed paths; the guard is the same."""
     from packhouse.errors import ConfigError
     from packhouse.recipe import Recipe
-    from tasks.guard import allowed_recipe
+    from tasks.allowed_places import allowed_recipe
 
     form = Recipe.model_validate(recipe(served, "elsewhere", **{key: value}))
     with pytest.raises(ConfigError, match="is not listed in the worker"):

@@ -29,7 +29,7 @@ from packhouse.records.preference_pairs import REJECTED
 from packhouse.records.table_schemas import read_table
 from packhouse.registry import function_of_addon
 from packhouse.render.renderer import run_template
-from packhouse.run.pack_results import read_records
+from packhouse.run.packs_and_records import read_records
 from packhouse.run.step import Job, JobContext, Step
 from packhouse.run.steps.files import FILES
 from packhouse.run.steps.format import FORMAT, FormatParameters

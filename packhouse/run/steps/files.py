@@ -30,7 +30,7 @@ from packhouse.pack.pack_columns import preference_names, published_schema, to_l
 from packhouse.recipe import PublishConfig, Recipe
 from packhouse.records.table_schemas import RECORDS, read_table, write_batches
 from packhouse.registry import function_of_addon
-from packhouse.run.pack_results import read_packs, read_placed
+from packhouse.run.packs_and_records import read_packs, read_placed
 from packhouse.run.step import AnyJob, Job, JobContext, Step
 from packhouse.run.steps.format import FORMAT
 from packhouse.run.steps.pack import (

@@ -26,10 +26,10 @@ from packhouse.registry import function_of_addon, has_function
 from packhouse.run.step import AnyStep, Job, JobContext, Step
 from packhouse.run.step_cache import Receipt
 from packhouse.run.steps.audit import AUDIT, combine_audits
+from packhouse.run.steps.check_split import SPLIT, SplitParameters
 from packhouse.run.steps.files import FILE_SETTINGS, FILES, local_files
 from packhouse.run.steps.format import FORMAT
 from packhouse.run.steps.pack import PACK, SIDES, Side, SplitCounts, mix_of
-from packhouse.run.steps.split import SPLIT, SplitParameters
 from packhouse.run.steps.tokenize import TOKENIZE
 from packhouse.run.steps.validate import VALIDATE, render_counts
 from packhouse.store import (

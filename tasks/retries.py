@@ -9,7 +9,7 @@ itself keeps (the exception of a failed run) are JSON, never a pickle.
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, cast
 
-from prefect import Task, runtime, task
+from prefect import Task, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.tasks import exponential_backoff
@@ -29,11 +29,6 @@ def is_transient(task: Any, task_run: Any, state: State[Any]) -> bool:
     except Exception:
         return False
     return False
-
-
-def this_run() -> str:
-    """Return the name and ID of the current flow run, to record who moved a ref."""
-    return f"run {runtime.flow_run.name} {runtime.flow_run.id}"
 
 
 def retried_task(**options: Any) -> Callable[[Callable[P, R]], Task[P, R]]:

@@ -17,7 +17,7 @@ from packhouse.pack.train_eval_split import LeakCheck
 from packhouse.recipe import Recipe, SplitConfig
 from packhouse.records.ledger import RowCounts
 from packhouse.records.record_ids import num_different
-from packhouse.run.pack_results import read_records
+from packhouse.run.packs_and_records import read_records
 from packhouse.run.step import Job, JobContext, Step
 from packhouse.run.step_cache import Receipt, Workspace
 from packhouse.run.steps.pack import PACK, PackParameters, Side

@@ -1,32 +1,18 @@
-"""Restrict what a flow run may access, and let only one run work on a dataset at a time.
+"""Restrict what a flow run may access to the places that its worker allows.
 
 A run of a deployment can be started by anyone who may fill in its form, so all paths and URIs in
 its parameters are resolved with the worker's sources.yaml (`schemas.places`). A run from a shell
 has the rights of its user and only looks up names there. Secret blocks listed in the file become
 environment variables of the run's process, never parameters.
-
-Runs of one dataset queue: each holds the only slot of a global concurrency limit and renews its
-lease. If a run is killed, its lease ends after a minute and the next run starts. The store refuses
-to mix two publishers anyway, so the slot only saves work and puts moves of refs in order. Prefect's
-embedded server has no other runs, so no slot is held there.
 """
 
-import logging
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cache
-from hashlib import sha256
 from pathlib import Path
 
 from prefect.blocks.system import Secret
-from prefect.client.base import ServerType
-from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
-from prefect.concurrency.sync import concurrency
 from prefect.context import FlowRunContext
-from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.runtime import deployment
 
 from packhouse.errors import ConfigError
@@ -34,12 +20,6 @@ from packhouse.recipe import Recipe
 from packhouse.run.prepare_arguments import pinned, read_recipe
 from packhouse.system.disks import CachePlace, find_cache
 from schemas.places import AllowedPaths, load_places
-from tasks.outcomes import tag_run
-
-log = logging.getLogger("packhouse.flows")
-
-LEASE_S = 60.0
-"""Seconds until the slot of a killed run is free; the shortest lease that Prefect allows."""
 
 
 def allowed_recipe(
@@ -106,52 +86,6 @@ def worker_cache(cache: str | None) -> CachePlace:
         raise ConfigError("a deployed run uses the worker's PACKHOUSE_CACHE. Leave `cache` empty")
     place = find_cache(cache)
     return replace(place, folder=place.folder.absolute())
-
-
-@contextmanager
-def dataset_slot(recipe: Recipe) -> Iterator[None]:
-    """Hold the only slot of a dataset during the block; wait while another run holds it."""
-    name = slot_name(recipe)
-    tag_run(dataset=recipe.dataset)
-    with get_client(sync_client=True) as client:
-        if client.server_type == ServerType.EPHEMERAL:
-            yield
-            return
-        _make_limit(client, name)
-    log.info("waiting until no other run works on '%s' (slot %s)", recipe.dataset, name)
-    with concurrency(
-        name, strict=True, lease_duration=LEASE_S, raise_on_lease_renewal_failure=False
-    ):
-        log.info("no other run works on '%s'; starting", recipe.dataset)
-        yield
-
-
-def _make_limit(client: SyncPrefectClient, name: str) -> None:
-    """Create the limit if it is missing. Checks first, because the server logs every conflict."""
-    try:
-        client.read_global_concurrency_limit_by_name(name)
-    except ObjectNotFound:
-        with suppress(ObjectAlreadyExists):  # another run was faster
-            client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name=name, limit=1))
-
-
-def slot_name(recipe: Recipe) -> str:
-    """Return the name of a dataset's limit, which all recipes for the same dataset and store share.
-
-    Example:
-        >>> from packhouse.recipe import Recipe
-        >>> raw = {"dataset": "demo", "sources": [{"path": "a.jsonl"}], "tokenizer": "t"}
-        >>> slot_name(Recipe.model_validate({**raw, "publish": {"store": "s3://bucket/store/"}}))
-        'packhouse.demo.1ac35ceb'
-    """
-    place = place_of(recipe.publish.store)
-    return f"packhouse.{recipe.dataset}.{sha256(place.encode()).hexdigest()[:8]}"
-
-
-def place_of(store: str) -> str:
-    """Return the canonical spelling of a store's root."""
-    store = store.rstrip("/")
-    return store if "://" in store else str(Path(store).expanduser().resolve())
 
 
 def _is_deployed() -> bool:

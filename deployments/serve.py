@@ -15,8 +15,8 @@ import subprocess
 import sys
 import time
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 
 ROOT = Path(__file__).resolve().parents[1]
 HOST = "127.0.0.1"
@@ -39,7 +39,7 @@ def main() -> int:
     if _is_taken(arguments.port):
         print(f"port {arguments.port} is in use. Choose another: make serve PORT=4201")
         return 2
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C
     environment = settings(arguments.port, arguments.home.absolute())
     parts: list[subprocess.Popen[bytes]] = []
     try:
@@ -83,14 +83,10 @@ def stop(parts: list[subprocess.Popen[bytes]]) -> None:
     for part in reversed(parts):
         if not _has_ended(part):
             part.terminate()
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 part.wait(_STOPS_WITHIN_S)
-            except subprocess.TimeoutExpired:
-                pass
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(part.pid, signal.SIGKILL)  # whatever it started and did not end
-        except ProcessLookupError:
-            pass
         part.wait()
 
 
@@ -158,10 +154,6 @@ def _is_up(port: int, server: subprocess.Popen[bytes]) -> bool:
 def _is_taken(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex((HOST, port)) == 0
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 class _AsWritten(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from prefect import Flow
 
 _PREFECT_DEFAULTS = {
+    # Prefect waits 20 s, but a busy machine takes minutes to make the database.
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "PREFECT_LOGGING_EXTRA_LOGGERS": "packhouse",
@@ -90,7 +91,13 @@ def run_flow(recipe: Recipe, cache: Path) -> Prepared:
     """
     for variable, value in _PREFECT_DEFAULTS.items():
         os.environ.setdefault(variable, value)
-    log_file = _log_to_file(cache / "logs" / "prefect.log")
+    # Give the root logger a file handler first: Prefect then leaves the root alone.
+    log_file = cache / "logs" / "prefect.log"
+    log_file.parent.mkdir(parents=True, exist_ok=True)
+    handler = logging.FileHandler(log_file, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.getLogger().addHandler(handler)
+    logging.getLogger("packhouse").setLevel(logging.INFO)
     if home := os.environ.get("PREFECT_HOME"):  # Prefect makes it, but not its parents
         try:
             Path(home).expanduser().mkdir(parents=True, exist_ok=True)
@@ -140,16 +147,6 @@ def write_parameters_alone(flow: "Flow[..., Any]") -> None:
         return {name: to_jsonable_python(value) for name, value in parameters.items()}
 
     flow.serialize_parameters = serialize_parameters  # type: ignore[method-assign]  # Prefect offers no hook
-
-
-def _log_to_file(path: Path) -> Path:
-    """Give the root logger a file handler first: Prefect then leaves the root alone."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handler = logging.FileHandler(path, encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    logging.getLogger().addHandler(handler)
-    logging.getLogger("packhouse").setLevel(logging.INFO)
-    return path
 
 
 def _keep_prefect_off_the_terminal() -> None:
@@ -211,8 +208,14 @@ def start_embedded_server(log_file: Path) -> None:
     deadline = time.monotonic() + patience_s
     while not _is_up(server.port):
         if process.poll() is not None:
-            said = f"Prefect's embedded server did not start: {_last_error(log_file)}"
-            raise TransientError(f"{said} (log: {log_file}). `packhouse prepare` needs no server")
+            # The last line with the name of an exception says more than the last line.
+            said = filter(str.strip, log_file.read_text("utf-8", "replace").splitlines())
+            lines = ["no output", *said]
+            named = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
+            raise TransientError(
+                f"Prefect's embedded server did not start: {(named or lines)[-1].strip()} "
+                f"(log: {log_file}). `packhouse prepare` needs no server"
+            )
         if time.monotonic() > deadline:
             raise TransientError(
                 f"Prefect's embedded server did not answer within {patience_s} s. Raise "
@@ -231,13 +234,6 @@ def _is_up(port: int) -> bool:
         return False
     finally:
         connection.close()
-
-
-def _last_error(log_file: Path) -> str:
-    """Return the last line with the name of an exception, else the last line."""
-    lines = [line for line in log_file.read_text("utf-8", "replace").splitlines() if line.strip()]
-    named = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
-    return (named or lines or ["no output"])[-1].strip()
 
 
 def _end_with_this_process(pid: int) -> None:

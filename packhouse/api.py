@@ -226,11 +226,11 @@ class Version:
     def __repr__(self) -> str:
         lines = [f"Version {self.uri}"]
         counts = self._opened.manifest.facts.counts
-        for split, each in counts.splits().items():
-            lines.append(
-                f"  {split}: {counted(each.num_packs, 'pack')}, "
-                f"{counted(each.num_tokens, 'token')}, {each.num_trained:,} of them trained"
-            )
+        lines += [
+            f"  {split}: {counted(each.num_packs, 'pack')}, "
+            f"{counted(each.num_tokens, 'token')}, {each.num_trained:,} of them trained"
+            for split, each in counts.splits().items()
+        ]
         for what in ("quarantined", "dropped"):
             if reasons := sum_by_reason(counts.ledger, what):
                 lines.append(f"  {what}: {counted(reasons.total(), 'row')} ({by_name(reasons)})")
@@ -312,6 +312,7 @@ def prepare(
         >>> version.train.num_rows, version.eval, version.ledger[0]["rows_in"]
         (4, None, 99)
     """
+    # By type, because True is an int.
     if type(workers) is not int or workers < 1:
         raise ConfigError(f"workers must be a whole number of at least 1, got {workers!r:.40}")
     place = find_cache(None if cache is None else str(cache))

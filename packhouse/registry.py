@@ -10,87 +10,46 @@ from typing import Any
 
 from packhouse.errors import ConfigError
 
-COMMANDS = {
-    "init": (
-        "packhouse.addons.init.command",
-        "Detect the format of your data and write a recipe for it.",
-    ),
-    "plan": (
-        "packhouse.addons.plan",
-        "Estimate the rows, tokens and packs of a recipe without running it.",
-    ),
-    "explain": (
-        "packhouse.addons.plan",
-        "Show which steps of a recipe would run, and why.",
-    ),
-    "prepare": (
-        "packhouse.cli.prepare",
-        "Prepare a dataset from a recipe, or from files and a tokenizer.",
-    ),
-    "new": (
-        "packhouse.addons.new_project",
-        "Create a project with flows, schedules and a container image.",
-    ),
-    "show": (
-        "packhouse.cli.store_commands",
-        "Show the files, counts, lineage and settings of a version.",
-    ),
+_COMMANDS = {
+    "init": ("addons.init.command", "Detect the format of your data and write a recipe for it."),
+    "plan": ("addons.plan", "Estimate the rows, tokens and packs of a recipe without running it."),
+    "explain": ("addons.plan", "Show which steps of a recipe would run, and why."),
+    "prepare": ("cli.prepare", "Prepare a dataset from a recipe, or from files and a tokenizer."),
+    "new": ("addons.new_project", "Create a project with flows, schedules and a container image."),
+    "show": ("cli.store_commands", "Show the files, counts, lineage and settings of a version."),
     "stats": (
-        "packhouse.addons.ask.sql_commands",
+        "addons.ask.sql_commands",
         "Show the record counts, token counts and record lengths of a version.",
     ),
-    "inspect": ("packhouse.addons.ask.inspect", "Print packs with trained tokens highlighted."),
+    "inspect": ("addons.ask.inspect", "Print packs with trained tokens highlighted."),
     "report": (
-        "packhouse.addons.report.command",
+        "addons.report.command",
         "Write an HTML report on a version, with charts and samples.",
     ),
     "sql": (
-        "packhouse.addons.ask.sql_commands",
+        "addons.ask.sql_commands",
         "Query the records, packs and counts of a version with SQL.",
     ),
-    "diff": (
-        "packhouse.addons.ask.diff",
-        "Compare the rows, tokens and settings of two versions.",
-    ),
-    "audit": (
-        "packhouse.addons.audit_any.audit",
-        "Check the tokens and masks of data from any tool.",
-    ),
-    "verify": ("packhouse.cli.store_commands", "Check every byte and value of a version."),
-    "trace": (
-        "packhouse.addons.ask.trace",
-        "Find the source row of a token, or what happened to a row.",
-    ),
-    "dropped": (
-        "packhouse.addons.ask.trace",
-        "List dropped rows with the reason for each.",
-    ),
-    "quarantine": ("packhouse.addons.quarantine", "List, show and fix bad rows."),
-    "golden": (
-        "packhouse.addons.golden",
-        "Pin the tokens and masks of conversations, and check them.",
-    ),
-    "ls": ("packhouse.cli.store_commands", "List the datasets, versions and refs in a store."),
-    "ref": ("packhouse.cli.store_commands", "List, move or roll back refs such as `latest`."),
-    "pull": ("packhouse.cli.store_commands", "Download a version and verify it."),
-    "export": (
-        "packhouse.addons.exports",
-        "Export a version in a trainer's format.",
-    ),
-    "ci": (
-        "packhouse.addons.ci.command",
-        "Refresh a dataset in a CI job and check its gates.",
-    ),
-    "cache": ("packhouse.addons.cache", "List cached steps, and delete those no longer needed."),
+    "diff": ("addons.ask.diff", "Compare the rows, tokens and settings of two versions."),
+    "audit": ("addons.audit_any.audit", "Check the tokens and masks of data from any tool."),
+    "verify": ("cli.store_commands", "Check every byte and value of a version."),
+    "trace": ("addons.ask.trace", "Find the source row of a token, or what happened to a row."),
+    "dropped": ("addons.ask.trace", "List dropped rows with the reason for each."),
+    "quarantine": ("addons.quarantine", "List, show and fix bad rows."),
+    "golden": ("addons.golden", "Pin the tokens and masks of conversations, and check them."),
+    "ls": ("cli.store_commands", "List the datasets, versions and refs in a store."),
+    "ref": ("cli.store_commands", "List, move or roll back refs such as `latest`."),
+    "pull": ("cli.store_commands", "Download a version and verify it."),
+    "export": ("addons.exports", "Export a version in a trainer's format."),
+    "ci": ("addons.ci.command", "Refresh a dataset in a CI job and check its gates."),
+    "cache": ("addons.cache", "List cached steps, and delete those no longer needed."),
     "gc": (
-        "packhouse.cli.store_commands",
+        "cli.store_commands",
         "Delete files left by interrupted publishes (dry run by default).",
     ),
-    "doctor": (
-        "packhouse.addons.doctor",
-        "Check that a store works and that the cache has enough space.",
-    ),
+    "doctor": ("addons.doctor", "Check that a store works and that the cache has enough space."),
 }
+COMMANDS = {name: (f"packhouse.{module}", line) for name, (module, line) in _COMMANDS.items()}
 """Commands by name: the module with the `click` command of that name, and its line in `--help`."""
 
 COMMAND_GROUPS = {
@@ -103,68 +62,65 @@ COMMAND_GROUPS = {
 """Sections of `packhouse --help`. Each command is in one of them."""
 
 PUBLIC = {
-    "audit": "packhouse.addons.audit_any.audit",
-    "AuditReport": "packhouse.addons.audit_any.audit",
-    "Export": "packhouse.addons.exports",
-    "export_version": "packhouse.addons.exports",
-    "PackTally": "packhouse.addons.packs_in_memory",
-    "pack_dataset": "packhouse.addons.packs_in_memory",
-    "TokenizedDataset": "packhouse.addons.dart_math.supervised",
-    "make_supervised_dataset": "packhouse.addons.dart_math.supervised",
-    "plan": "packhouse.addons.plan",
-    "PackingReport": "packhouse.addons.torch.check_packing",
-    "check_packing": "packhouse.addons.torch.check_packing",
-    "check_ranks": "packhouse.addons.torch.check_packing",
-    "PackingHandle": "packhouse.addons.torch.enable_packing",
-    "enable_packing": "packhouse.addons.torch.enable_packing",
-    "block_causal_mask": "packhouse.addons.torch.enable_packing",
-    "block_mask": "packhouse.addons.torch.enable_packing",
-    "cu_seqlens": "packhouse.addons.torch.enable_packing",
-    "packed_mask_mod": "packhouse.addons.torch.enable_packing",
-    "segment_ids": "packhouse.addons.torch.enable_packing",
-    "balance_rows": "packhouse.addons.torch.training_loop",
-    "count_targets": "packhouse.addons.torch.training_loop",
-    "prepare_finetuning_batch": "packhouse.addons.torch.training_loop",
-    "split_batch_into_microbatches": "packhouse.addons.torch.training_loop",
-    "token_loss": "packhouse.addons.torch.training_loop",
-    "enable_preferences": "packhouse.addons.torch.enable_packing",
-    "consumed_records": "packhouse.addons.torch.training_loop",
-    "training_receipt": "packhouse.addons.torch.training_loop",
-    "write_receipt": "packhouse.addons.torch.training_loop",
+    name: f"packhouse.{module}"
+    for module, names in {
+        "addons.audit_any.audit": ("audit", "AuditReport"),
+        "addons.exports": ("Export", "export_version"),
+        "addons.packs_in_memory": ("PackTally", "pack_dataset"),
+        "addons.dart_math.supervised": ("TokenizedDataset", "make_supervised_dataset"),
+        "addons.plan": ("plan",),
+        "addons.torch.check_packing": ("PackingReport", "check_packing", "check_ranks"),
+        "addons.torch.enable_packing": (
+            "PackingHandle",
+            "enable_packing",
+            "block_causal_mask",
+            "block_mask",
+            "cu_seqlens",
+            "packed_mask_mod",
+            "segment_ids",
+            "enable_preferences",
+        ),
+        "addons.torch.training_loop": (
+            "balance_rows",
+            "count_targets",
+            "prepare_finetuning_batch",
+            "split_batch_into_microbatches",
+            "token_loss",
+            "consumed_records",
+            "training_receipt",
+            "write_receipt",
+        ),
+    }.items()
+    for name in names
 }
 """Names of add-ons that users import from `packhouse`, with the module of each."""
 
 FUNCTIONS = {
-    "ask": "packhouse.addons.ask.duckdb_queries",
-    "count_quality": "packhouse.addons.quality",
-    "combine_quality": "packhouse.addons.quality",
-    "language_key": "packhouse.addons.quality",
-    "refuse_unsaved": "packhouse.addons.spreadsheets_databases",
-    "audit_given": "packhouse.addons.audit_any.token_audit",
-    "unpublished_report": "packhouse.addons.report.version_report",
-    "version_report": "packhouse.addons.report.version_report",
-    "version_cell": "packhouse.addons.report.recipe_report",
-    "FramedPage": "packhouse.addons.report.recipe_report",
-    "lengths_svg": "packhouse.addons.report.recipe_report",
-    "estimate": "packhouse.addons.plan",
-    "try_first_rows": "packhouse.addons.plan",
-    "check_pinned": "packhouse.addons.golden",
-    "pin": "packhouse.addons.golden",
-    "count_reasons": "packhouse.addons.quarantine",
-    "explain_bad_rows": "packhouse.addons.quarantine",
-    "read_quarantined": "packhouse.addons.quarantine",
-    "make_rows": "packhouse.addons.renderers",
-    "dart_math_template": "packhouse.addons.dart_math",
-    "find_near": "packhouse.addons.near_dedup",
-    "BENCHMARKS": "packhouse.addons.contamination",
-    "benchmarks_of": "packhouse.addons.contamination",
-    "benchmark_job": "packhouse.addons.contamination",
-    "match_shards": "packhouse.addons.contamination",
-    "contamination_of": "packhouse.addons.contamination",
-    "open_step_mirror": "packhouse.addons.mirrors",
-    "copy_version": "packhouse.addons.mirrors",
-    "check_published_exports": "packhouse.addons.exports",
-    "write_published_export": "packhouse.addons.exports",
+    name: f"packhouse.{module}"
+    for module, names in {
+        "addons.ask.duckdb_queries": ("ask",),
+        "addons.quality": ("count_quality", "combine_quality", "language_key"),
+        "addons.spreadsheets_databases": ("refuse_unsaved",),
+        "addons.audit_any.token_audit": ("audit_given",),
+        "addons.report.version_report": ("unpublished_report", "version_report"),
+        "addons.report.recipe_report": ("version_cell", "FramedPage", "lengths_svg"),
+        "addons.plan": ("estimate", "try_first_rows"),
+        "addons.golden": ("check_pinned", "pin"),
+        "addons.quarantine": ("count_reasons", "explain_bad_rows", "read_quarantined"),
+        "addons.renderers": ("make_rows",),
+        "addons.dart_math": ("dart_math_template",),
+        "addons.near_dedup": ("find_near",),
+        "addons.contamination": (
+            "BENCHMARKS",
+            "benchmarks_of",
+            "benchmark_job",
+            "match_shards",
+            "contamination_of",
+        ),
+        "addons.mirrors": ("open_step_mirror", "copy_version"),
+        "addons.exports": ("check_published_exports", "write_published_export"),
+    }.items()
+    for name in names
 }
 """Functions of add-ons that the rest of packhouse uses, with the module of each."""
 
@@ -178,18 +134,16 @@ DECODERS = {
 file, its URI, the format and the name of a table, and returns the Arrow file."""
 
 TEXT_FUNCTIONS = {
-    "has_email": ("packhouse.addons.quality", "BOOLEAN"),
-    "has_phone": ("packhouse.addons.quality", "BOOLEAN"),
-    "has_card": ("packhouse.addons.quality", "BOOLEAN"),
-    "has_secret": ("packhouse.addons.quality", "BOOLEAN"),
-    "has_html": ("packhouse.addons.quality", "BOOLEAN"),
-    "has_mojibake": ("packhouse.addons.quality", "BOOLEAN"),
-    "has_invisible": ("packhouse.addons.quality", "BOOLEAN"),
-    "is_empty": ("packhouse.addons.quality", "BOOLEAN"),
-    "is_refusal": ("packhouse.addons.quality", "BOOLEAN"),
-    "echoes": ("packhouse.addons.quality", "BOOLEAN"),
-    "repetition": ("packhouse.addons.quality", "DOUBLE"),
-    "language": ("packhouse.addons.quality", "VARCHAR"),
+    name: ("packhouse.addons.quality", returns)
+    for returns, names in {
+        "BOOLEAN": (
+            *("has_email", "has_phone", "has_card", "has_secret", "has_html", "has_mojibake"),
+            *("has_invisible", "is_empty", "is_refusal", "echoes"),
+        ),
+        "DOUBLE": ("repetition",),
+        "VARCHAR": ("language",),
+    }.items()
+    for name in names
 }
 """Text functions for `where`, `select` and `packhouse sql`, with module and return type. All
 arguments are Arrow string arrays; null gives null."""

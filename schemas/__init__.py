@@ -1,8 +1,8 @@
 """The contracts of tables between steps, checked with Pandera before a step counts as done.
 
-They are declared once: columns in `packhouse.records.table_schemas`, rules of values in
-`packhouse.records.table_schemas`. `schemas.pandera_contracts` makes Pandera schemas of both. It is
-imported at the first check, and not at all by a run that finds everything cached.
+Columns and rules of values are declared once, in `packhouse.records.table_schemas`.
+`schemas.pandera_contracts` makes Pandera schemas of both. It is imported at the first check, so not
+at all by a run that finds everything cached.
 """
 
 import pyarrow as pa

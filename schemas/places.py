@@ -85,6 +85,7 @@ class AllowedPaths(BaseModel):
     def tokenizer(self, place: str) -> str:
         """Return the folder of a tokenizer."""
         folder = self._resolve("tokenizer", place, self.tokenizers, self.allow.read)
+        # A version keeps the files of its tokenizer, so a link would publish what it leads to.
         if place not in self.tokenizers and "://" not in folder and Path(folder).is_dir():
             for file in Path(folder).iterdir():
                 if not any(_lies_below(str(file), prefix) for prefix in self.allow.read):
@@ -193,6 +194,7 @@ def _lies_below(place: str, prefix: str) -> bool:
         return False
     if "://" in place and not place.startswith("file://"):
         plain = place
+        # `%252e%252e` decodes to `%2e%2e`, and that to `..`.
         while (decoded := unquote(plain)) != plain:
             plain = decoded
         parts = plain.split("/")[2:]

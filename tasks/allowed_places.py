@@ -115,6 +115,7 @@ def _places(deployed: bool | None = None) -> AllowedPaths | None:
 
 
 def _take_secrets(places: AllowedPaths) -> None:
+    # Into the environment, because the server stores and shows parameters.
     for variable, block in places.secrets.items():
         if variable not in os.environ:
             os.environ[variable] = _secret(block)

@@ -38,7 +38,7 @@ from packhouse.records.ledger import filters_of
 from packhouse.registry import function_of_addon
 from packhouse.run.chain import Prepared
 from packhouse.run.steps.publish import Published
-from packhouse.run.steps.validate import ValidateFacts
+from packhouse.run.steps.validate import QUARANTINE, ValidateFacts
 from packhouse.store import Ref, VerifyReport
 from packhouse.store.gc import GcReport
 from packhouse.store.manifest import read_audit
@@ -52,6 +52,7 @@ from packhouse.system.wording import counted
 from tasks.events import gate_of
 from tasks.outcomes import Runs
 
+# A page shows what is wrong with the rows; `packhouse quarantine` shows all of them.
 _MOST_DETAIL = 120
 _MOST_SHOWN = 10
 _MOST_RAW = 160
@@ -86,9 +87,7 @@ def publish_artifacts(recipe: Recipe, prepared: Prepared) -> None:
         rows=audit_rows(read_audit(prepared.published.audit)),
         description="What the tokens teach, by source",
     )
-    bad = read_bad_rows(
-        r.path("quarantined.arrow") for r in prepared.receipts if "quarantined.arrow" in r.files
-    )
+    bad = read_bad_rows(r.path(QUARANTINE) for r in prepared.receipts if QUARANTINE in r.files)
     counts = [
         (line.step, reason, rows)
         for line in prepared.ledger

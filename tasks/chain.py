@@ -48,6 +48,7 @@ Steps = Sequence[Task[..., Any]]
 
 log = logging.getLogger("packhouse.flows")
 
+# A detail may quote a row; the UI shows a line of a log as one line.
 _MOST_DETAIL = 200
 
 

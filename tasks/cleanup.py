@@ -51,6 +51,8 @@ def clean_up(flow: object, flow_run: FlowRun, state: State[Any]) -> None:
     if recipe is None:
         return
     store = open_store(recipe.publish.store)
+    # Without a grace period: a publisher at work finds its slot taken, and starts again in the
+    # next generation.
     found = [
         item
         for item in run(store, find_garbage_steps(recipe.dataset, 0))
@@ -108,7 +110,7 @@ def end_questions(store: str, dataset: str, ref: str, at: str | None, found: str
         paused = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.PAUSED]))
         tags = FlowRunFilterTags(all_=[f"dataset:{dataset}"])
         for run in client.read_flow_runs(flow_run_filter=FlowRunFilter(state=paused, tags=tags)):
-            asked = version_asked(run)
+            asked = version_asked(run.state)
             try:
                 recipe = recipe_of(run)
             except PackhouseError:  # its recipe was deleted, so its ref is unknown

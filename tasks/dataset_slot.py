@@ -38,6 +38,7 @@ def dataset_slot(recipe: Recipe) -> Iterator[None]:
             return
         make_limit(client, name)
     log.info("waiting until no other run works on '%s' (slot %s)", recipe.dataset, name)
+    # A run goes on if the server is away for a while: the store refuses to mix two publishers.
     with concurrency(
         name, strict=True, lease_duration=LEASE_S, raise_on_lease_renewal_failure=False
     ):

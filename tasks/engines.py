@@ -99,28 +99,25 @@ def started(engine: Engine) -> Iterator["TaskRunner[Any]"]:
     """
     with ExitStack() as stack:
         stack.enter_context(_server_for(engine))
-        yield _start(engine, stack)
-
-
-def _start(engine: Engine, stack: ExitStack) -> "TaskRunner[Any]":
-    for tries_left in (2, 1, 0):
-        try:
-            runner = stack.enter_context(_task_runner(engine))
-            if engine.runner == "dask":
-                getattr(runner, "client")  # noqa: B009 - connects, as the first task would
-            return runner
-        except Exception as error:
-            if tries_left and not engine.address:
-                log.warning("runner '%s' did not start (%s); retrying", engine.runner, error)
-                continue
-            where = (
-                f"at '{engine.address}' cannot be reached" if engine.address else "did not start"
-            )
-            raise TransientError(
-                f"runner '{engine.runner}' {where}: {str(error).splitlines()[0]}. Start it, or "
-                "choose another runner with PACKHOUSE_RUNNER or the run's `runner`"
-            ) from error
-    raise AssertionError("unreachable: the last attempt returns or raises")
+        for tries_left in (2, 1, 0):
+            try:
+                runner = stack.enter_context(_task_runner(engine))
+                if engine.runner == "dask":
+                    getattr(runner, "client")  # noqa: B009 - connects, as the first task would
+                break
+            except Exception as error:
+                # A temporary cluster may lose a race for its ports; an existing one is down.
+                if tries_left and not engine.address:
+                    log.warning("runner '%s' did not start (%s); retrying", engine.runner, error)
+                    continue
+                where = "did not start"
+                if engine.address:
+                    where = f"at '{engine.address}' cannot be reached"
+                raise TransientError(
+                    f"runner '{engine.runner}' {where}: {str(error).splitlines()[0]}. Start it, or "
+                    "choose another runner with PACKHOUSE_RUNNER or the run's `runner`"
+                ) from error
+        yield runner
 
 
 @contextmanager
@@ -157,10 +154,10 @@ def _task_runner(engine: Engine) -> "TaskRunner[Any]":
         return DaskTaskRunner(
             cluster_kwargs={
                 "n_workers": engine.workers,
-                "threads_per_worker": 1,
+                "threads_per_worker": 1,  # a job uses several threads itself
                 "processes": True,
                 "dashboard_address": None,
-                "host": "127.0.0.1",
+                "host": "127.0.0.1",  # whoever connects may run any code here
                 "local_directory": tempfile.gettempdir(),
             }
         )

@@ -94,13 +94,9 @@ def stopped(error: PackhouseError) -> State[Any]:
     return Failed(name="Refused" if gate else None, data=error, message=said)
 
 
-def version_asked(run: FlowRun) -> str:
-    """Return the version for which a paused run asks for approval."""
-    return _version_asked(run.state) if run.state else ""
-
-
-def _version_asked(state: State[Any]) -> str:
-    return (state.state_details.pause_key or "").partition("/")[0]
+def version_asked(state: State[Any] | None) -> str:
+    """Return the version for which a run in this state asks for approval; empty if it does not."""
+    return ((state and state.state_details.pause_key) or "").partition("/")[0]
 
 
 def is_approved(outcome: Outcome, message: str, version: str, *, is_new: bool) -> bool:
@@ -128,7 +124,7 @@ def is_approved(outcome: Outcome, message: str, version: str, *, is_new: bool) -
         answers = [
             after
             for state, after in pairwise(history)
-            if state.is_paused() and _version_asked(state) == version
+            if state.is_paused() and version_asked(state) == version
         ]
         # It may also have been cancelled and run again.
         if answers and answers[-1].name == "Resuming":

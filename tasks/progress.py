@@ -14,13 +14,15 @@ from typing import Any
 
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 
-from packhouse.system.progress import Step, current_step, own_progress
+from packhouse.system.progress import current_step, own_progress
 from packhouse.system.wording import counted
 from tasks.artifacts import artifact_key
 
 log = logging.getLogger("packhouse.flows")
 
+# Most steps of a cached or small run take less; an artifact of each would only hide the others.
 APPEARS_AFTER_S = 5.0
+# Each update is a request to the server.
 EVERY_S = 2.0
 
 
@@ -52,23 +54,19 @@ def _watch(dataset: str, ended: Event) -> None:
                 update_progress_artifact(artifact_id=shown[1], progress=100.0)
                 shown = None
             if step is not None and (shown or step.seconds >= APPEARS_AFTER_S):
-                shown = _show(dataset, step, shown)
+                percent = round(100.0 * step.share, 1)
+                if shown:
+                    update_progress_artifact(artifact_id=shown[1], progress=percent)
+                    continue
+                made = create_progress_artifact(
+                    progress=percent,
+                    key=artifact_key(dataset, step.name),
+                    description=f"{step.name}: {counted(step.num_jobs, 'job')}",
+                )
+                shown = step.name, made
         if shown:
             step = current_step()
             share = 1.0 if step is None or step.name != shown[0] else step.share
             update_progress_artifact(artifact_id=shown[1], progress=100.0 * share)
     except Exception as error:
         log.warning("progress is no longer reported: %s", error)
-
-
-def _show(dataset: str, step: Step, shown: tuple[str, Any] | None) -> tuple[str, Any]:
-    percent = round(100.0 * step.share, 1)
-    if shown:
-        update_progress_artifact(artifact_id=shown[1], progress=percent)
-        return shown
-    made = create_progress_artifact(
-        progress=percent,
-        key=artifact_key(dataset, step.name),
-        description=f"{step.name}: {counted(step.num_jobs, 'job')}",
-    )
-    return step.name, made

@@ -41,6 +41,8 @@ def retried_task(**options: Any) -> Callable[[Callable[P, R]], Task[P, R]]:
         "cache_policy": NO_CACHE,
         "persist_result": False,
         "result_serializer": "json",
+        # After 2, 4 and 8 s: requests to a store have been retried for 120 s before that. With
+        # jitter, so that tasks that failed together do not ask again together.
         "retries": 3,
         "retry_delay_seconds": exponential_backoff(backoff_factor=2),
         "retry_jitter_factor": 0.5,

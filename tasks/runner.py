@@ -24,6 +24,7 @@ from tasks.engines import Engine, choose_engine, is_lost_worker, started
 
 log = logging.getLogger("packhouse.tasks")
 
+# As in `packhouse.run.step`: a job that is too large ends its worker each time.
 _MOST_RESTARTS = 3
 
 

@@ -243,7 +243,7 @@ def report_json(prepared: Prepared) -> dict[str, object]:
         "store": prepared.store,
         "created": prepared.created,
         "ledger": [line.to_json() for line in prepared.ledger],
-        "steps": _steps(prepared),
+        "steps": [asdict(each) for each in _steps(prepared)],
         "quarantine": published.quarantine,
         "statistics": {side: each.to_dict() for side, each in published.statistics.items()},
         "ref": published.ref,
@@ -291,12 +291,12 @@ def print_report(prepared: Prepared) -> None:
     for target, name in published.mirrors.items():
         out.print(f"also in {target} ({name})")
     steps = []
-    for row in _steps(prepared):
-        if row["cached"] == row["jobs"]:
-            steps.append(f"{row['step']} cached")
+    for each in _steps(prepared):
+        if each.cached == each.jobs:
+            steps.append(f"{each.step} cached")
         else:
-            cached = f"{row['cached']} of {row['jobs']} cached, " if row["cached"] else ""
-            steps.append(f"{row['step']} {cached}{row['seconds']:.1f} s")
+            cached = f"{each.cached} of {each.jobs} cached, " if each.cached else ""
+            steps.append(f"{each.step} {cached}{each.seconds:.1f} s")
     print_text(f"steps: {', '.join(steps)}")
     if prepared.receipts:
         # `echo` does not wrap it, so that it can be copied.
@@ -364,10 +364,9 @@ def _notes(prepared: Prepared) -> Iterator[str]:
     mixed = published.mixed
     if any(line.get("sampled_out") or line["repeated"] for line in mixed.values()):
         for name, line in mixed.items():
-            yield (
-                f"mix: source '{name}': {line['packed']:,} of {counted(line['records'], 'record')},"
-                f" {counted(line['repeated'], 'repeat')}, {counted(line['tokens'], 'token')}"
-            )
+            packed, *others = (line[each] for each in ("packed", "records", "repeated", "tokens"))
+            records, again, tokens = map(counted, others, ("record", "repeat", "token"))
+            yield f"mix: source '{name}': {packed:,} of {records}, {again}, {tokens}"
     is_split = any(line.num_added_records for line in prepared.ledger)
     dedup = published.dedup
     for kind, unit, repeats in (
@@ -412,16 +411,19 @@ def is_uneven(split: SplitCounts) -> bool:
     return abs(found - asked) > max(asked / 5, by_chance) or (found == 0) != (asked == 0)
 
 
-def _steps(prepared: Prepared) -> list[dict[str, object]]:
-    rows = []
-    for step in (step.name for step in STEPS):
-        receipts = [receipt for receipt in prepared.receipts if receipt.step == step]
-        rows.append(
-            {
-                "step": step,
-                "jobs": len(receipts),
-                "cached": sum(receipt.cached for receipt in receipts),
-                "seconds": round(prepared.seconds.get(step, 0.0), 3),
-            }
-        )
-    return rows
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """Jobs and wall time of a step of a run."""
+
+    step: str
+    jobs: int
+    cached: int
+    seconds: float
+
+
+def _steps(prepared: Prepared) -> Iterator[StepTime]:
+    for step in STEPS:
+        receipts = [receipt for receipt in prepared.receipts if receipt.step == step.name]
+        cached = sum(receipt.cached for receipt in receipts)
+        seconds = round(prepared.seconds.get(step.name, 0.0), 3)
+        yield StepTime(step.name, len(receipts), cached, seconds)

@@ -67,6 +67,7 @@ def ls(place: str, as_json: bool) -> None:
             f"no store or dataset at '{store.uri}'. Pass STORE or STORE/DATASET, where STORE is "
             "the recipe's publish.store"
         )
+    # A dataset, given as a store: its folders are `v` and `refs`.
     if folders & {"v", "refs"}:
         address = parse_address(place)
         _list_dataset(open_store(address.root), address.dataset, as_json)
@@ -168,6 +169,7 @@ def show(address: str, as_json: bool) -> None:
     if ledger := manifest.facts.counts.ledger:
         print_block(ledger_block(ledger, manifest.filters()))
     for name in ("counts", "lineage", "configuration", "engines", "libraries"):
+        # The ledger is the table above, and a histogram has dozens of lines.
         hidden = ("ledger.", "length_histogram") if name == "counts" else ()
         flat = [
             line for line in _flat(getattr(manifest, name)) if not any(h in line[0] for h in hidden)

@@ -59,6 +59,7 @@ def tokenizer_of(opened: OpenVersion, tokenizers: Path) -> LoadSnapshot | None:
         IntegrityError: The copy in the store is damaged.
         TokenizerError: The tokenizer cannot be loaded.
     """
+    # By fingerprint: the Hub's files may have changed since, and the recipe is not needed.
     wanted = opened.manifest.tokenizer_fingerprint
     pipeline = pipeline_of_version(opened)
     if find_snapshot(wanted, tokenizers, pipeline) is not None:

@@ -370,6 +370,7 @@ def _loss_weights(
         else:
             record = np.repeat(np.arange(len(row.seq_lengths)), row.seq_lengths)
             num_trained = np.bincount(record[trained], minlength=len(row.seq_lengths))
+            # A record without a trained token has no target, so its weight does not matter.
             weights = (1.0 / np.maximum(num_trained, 1))[record]
         made.append(np.where(trained, weights, 0).astype(np.float32))
     return made

@@ -147,6 +147,7 @@ def read_row(row: Mapping[str, Any], *, whole_rows: bool = False, where: str = "
             f"{where} has {len(ids):,} input_ids but seq_lengths {lengths[:8].tolist()} add up to "
             f"{int(lengths.sum()):,}. Each length must be at least 1, and their sum must match."
         )
+    # The model would predict the first token of a record from the record before it.
     labels[np.cumsum(lengths) - lengths] = IGNORE_INDEX
     label = row.get("label")
     return Row(ids, labels, lengths, weights, None if label is None else int(label))
@@ -269,6 +270,7 @@ def open_rows(rows: Any, *, whole_rows: bool = False) -> Sequence[Row]:
         )
     is_dataset = kind.__name__ == "Dataset" and kind.__module__.startswith("datasets.")
     if is_dataset and rows.format["type"] != "custom":
+        # `select` and `shuffle` keep the table and add row numbers.
         chosen = None if rows._indices is None else rows._indices.column(0).to_numpy()
         return ArrowRows(rows.data.table, whole_rows=whole_rows, indices=chosen)
     return _MappingRows(rows, whole_rows)
@@ -347,6 +349,7 @@ class ArrowRows(Sequence[Row]):
         index %= len(self)
         place = index if self._indices is None else int(self._indices[index])
         number = bisect_right(self._starts, place) - 1
+        # At the first row of a batch, so that opening a dataset reads nothing.
         if number not in self._cells:
             batch = self._batches[number]
             cells = {name: _cells(name, batch[name]) for name in batch.schema.names}
@@ -655,6 +658,7 @@ def _lengths_of_records(rows: Sequence[Row]) -> npt.NDArray[np.int64]:
 def _refuse_shifted(rows: Sequence[Row], numbers: Sequence[int] | npt.NDArray[np.int64]) -> None:
     """Reject labels that are already shifted, because the model would shift them again."""
     num_trained = 0
+    # Eight rows are enough: labels of a tool are all shifted, or none is.
     for index in numbers[:8]:
         row = rows[int(index)]
         trained = np.flatnonzero(row.labels[:-1] != IGNORE_INDEX)

@@ -30,13 +30,15 @@ import stat
 import sys
 import uuid
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
+import numpy.typing as npt
 import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -58,15 +60,6 @@ from packhouse.store.version_reader import check_footer, open_address, read_batc
 from packhouse.system.disks import check_cache, default_cache, disk_errors, write_whole
 from packhouse.system.fingerprint import file_sha256
 from packhouse.system.worker import at, run_in_worker
-
-if TYPE_CHECKING:
-    from datasets import Dataset
-
-from collections.abc import Iterable
-from itertools import islice
-from typing import TYPE_CHECKING, Any
-
-import numpy.typing as npt
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -154,6 +147,7 @@ def load_packed(
         paths.setdefault(source, []).append(mapped_file(opened, entry, folder, verify))
     about = f"packhouse {opened.dataset} {opened.version} {split}"
     rows = {name: map_rows(own, f"{about} {name or ''}".strip()) for name, own in paths.items()}
+    # So that a model with `enable_packing` notices a collator that loses record boundaries.
     for each in rows.values():
         watch_packs(first_packs(each))
     if "transformers.trainer" in sys.modules and any(
@@ -313,7 +307,8 @@ def mapped_file(
             os.replace(staged, path)
         finally:
             staged.unlink(missing_ok=True)
-        if not isinstance(opened.store, LocalStore):  # the mapped rows replace the download
+        # The mapped rows replace the download: otherwise each file would be on the disk twice.
+        if not isinstance(opened.store, LocalStore):
             source.unlink()
             source.with_suffix(".json").unlink(missing_ok=True)
 
@@ -403,6 +398,7 @@ def _verified(
             return path
         if not _is_trusted(path, sha256, receipt, verify=True):
             make()
+        # Compare the state before and after hashing: a writer in between would go unnoticed.
         before, found = _state(path), file_sha256(path)
         if before is None or before != _state(path) or found != (sha256 or found):
             raise IntegrityError(f"'{path}' changed while it was being read. Load it again.")

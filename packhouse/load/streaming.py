@@ -477,6 +477,7 @@ def _find_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
         else:
+            # torchrun sets them before a process group exists.
             environment = {"RANK": "0", "WORLD_SIZE": "1"}
             for name in environment:
                 environment[name] = os.environ.get(name, environment[name])

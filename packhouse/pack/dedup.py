@@ -139,7 +139,9 @@ FINGERPRINTS = pa.schema(
 _SEED = 1  # seed of the permutations; fixed, because it affects which rows are found
 _BLOCK_ROWS = 4096  # rows processed at a time, to limit memory
 _TEXTS = ("content", "context", "reasoning", "tool_calls")
-_DIGITS = 20  # length of a normal id
+_DIGITS = (
+    20  # length of a normal id, 80 bits: a chance pair among 10**9 rows has odds of 1 to 2.4 M
+)
 _KEPT, _DUPLICATE = REASONS.index("kept"), REASONS.index("duplicate")
 _NEAR = REASONS.index("near_duplicate")
 _NUM_SAMPLES = 10
@@ -212,6 +214,8 @@ def fingerprint_table(
 def _normal(texts: pa.Array) -> pa.Array:
     if texts.null_count == len(texts):
         return texts
+    # Not NFKC and not lower-cased, as for words: exact duplicates may only differ in spelling that
+    # nobody sees.
     composed = pc.utf8_normalize(texts, form="NFC")
     return pc.utf8_trim_whitespace(pc.replace_substring_regex(composed, r"[\s\pZ]+", " "))
 
@@ -474,6 +478,7 @@ def drop_in_order(pairs: Pairs) -> Pairs:
 
     If 0-1 and 1-2 are near, 1 is dropped for 0, and 2 is kept, because 1 is no longer there.
     """
+    # One by one, because each decision depends on the earlier ones.
     kept_for: dict[int, int] = {}
     for first, second in pairs.tolist():
         if first not in kept_for and second not in kept_for:

@@ -48,11 +48,6 @@ class Admitted:
     num_tokens: Int32s
     """Full length in tokens of every row of the shard."""
 
-    @property
-    def dropped(self) -> Bools:
-        """Mask of the shard's dropped rows."""
-        return np.asarray(self.reasons != _KEPT)
-
     def without(self, is_out: Bools, reason: str) -> "Admitted":
         """Drop the rows in the mask `is_out` that are still kept."""
         is_out = is_out & (self.reasons == _KEPT)
@@ -151,7 +146,8 @@ def apply_over_length(tokenized: pa.Table, config: PackConfig) -> Admitted:
                 seq_len=config.seq_len,
             )
         if config.over_length == "truncate_turns":
-            # seq_len 8, trained ranges end at 5, 8 and 12 -> keep 8 tokens.
+            # Cut after a whole turn: a cut answer has no trained end token, so the model would
+            # learn not to stop. seq_len 8, trained ranges end at 5, 8 and 12 -> keep 8 tokens.
             last_end = np.zeros(len(lengths), dtype=np.int32)
             fits = ranges.ends <= config.seq_len
             np.maximum.at(last_end, row[fits], ranges.ends[fits])

@@ -46,6 +46,7 @@ _BLOCK_RUNS = 2**16  # approximate runs processed at a time, to limit memory
 Lengths = npt.NDArray[np.integer]
 IndexArray = Int32s | Int64s
 _Length = TypeVar("_Length", bound=np.integer)
+# Sizes tried for "what if seq_len were ...", relative to that of the version.
 _FACTORS = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 4.0)
 _MAX_RECORDS = 2**21  # 7 plans of 2 million lengths take 0.5 s
 
@@ -123,7 +124,7 @@ def plan_packs(
         >>> plan.num_packs, plan.fill, sorted(plan.order.tolist())
         (3, 1.0, [0, 1, 2, 3, 4, 5])
     """
-    plan = _PLANNERS.get(strategy) or plugin_planner(strategy)
+    plan = _PLANNERS.get(strategy) or _plugin_planner(strategy)
     lengths = np.asarray(lengths)
     assert lengths.ndim == 1, f"lengths must be one-dimensional, got shape {lengths.shape}"
     if seq_len < 1:
@@ -185,10 +186,6 @@ def lower_bound(lengths: Lengths, seq_len: int) -> int:
     return max(-(-int(lengths.sum(dtype=np.int64)) // seq_len), num_large)
 
 
-def _best_fit(lengths: Lengths, seq_len: int, seed: int | None) -> PackPlan:
-    return _assign(lengths, _best_patterns(lengths, seq_len), seq_len, seed, "best_fit")
-
-
 def _best_patterns(lengths: Lengths, seq_len: int) -> Patterns:
     counts = np.bincount(lengths)
     patterns = exact_completion(counts, seq_len)
@@ -198,11 +195,6 @@ def _best_patterns(lengths: Lengths, seq_len: int) -> Patterns:
         other = best_fit_decreasing(counts, seq_len)
         patterns = min(patterns, other, key=lambda each: each.total_packs)
     return patterns
-
-
-def _first_fit(lengths: Lengths, seq_len: int, seed: int | None) -> PackPlan:
-    patterns = first_fit_decreasing(np.bincount(lengths), seq_len)
-    return _assign(lengths, patterns, seq_len, seed, "first_fit")
 
 
 def _assign(
@@ -375,13 +367,7 @@ def _concat(lengths: Lengths, seq_len: int, seed: int | None) -> PackPlan:
     )
 
 
-def _none(lengths: Lengths, seq_len: int, seed: int | None) -> PackPlan:
-    """Put one sequence into each pack, in input order; the seed is ignored."""
-    num = len(lengths)
-    return _plan_of(np.arange(num), np.ones(num, np.int64), lengths, seq_len, "none")
-
-
-def plugin_planner(strategy: str) -> Callable[[Lengths, int, int | None], PackPlan]:
+def _plugin_planner(strategy: str) -> Callable[[Lengths, int, int | None], PackPlan]:
     """Return the planner of a plug-in; its plans are checked.
 
     The plug-in is called with lengths, `seq_len` and seed (0 if there is none), and returns a list
@@ -424,12 +410,19 @@ def plugin_planner(strategy: str) -> Callable[[Lengths, int, int | None], PackPl
 
 
 _PLANNERS: dict[str, Callable[[Lengths, int, int | None], PackPlan]] = {
-    "best_fit": _best_fit,
-    "first_fit": _first_fit,
+    "best_fit": lambda lengths, seq_len, seed: _assign(
+        lengths, _best_patterns(lengths, seq_len), seq_len, seed, "best_fit"
+    ),
+    "first_fit": lambda lengths, seq_len, seed: _assign(
+        lengths, first_fit_decreasing(np.bincount(lengths), seq_len), seq_len, seed, "first_fit"
+    ),
     "first_fit_shuffle": _first_fit_shuffle,
     "next_fit": _next_fit,
     "concat": _concat,
-    "none": _none,
+    # One sequence per pack, in input order; there is nothing to shuffle.
+    "none": lambda lengths, seq_len, seed: _plan_of(
+        np.arange(len(lengths)), np.ones(len(lengths), np.int64), lengths, seq_len, "none"
+    ),
 }
 
 STRATEGIES = tuple(_PLANNERS)

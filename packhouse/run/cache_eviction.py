@@ -47,6 +47,7 @@ from packhouse.system.disks import disk_errors, free_space, write_whole
 
 log = logging.getLogger("packhouse.run.step_cache")
 
+# A recipe that nobody has run for a month is more likely done than due.
 _USUAL_DAYS = 30
 # Days that the steps of a failed or killed run stay pinned, so that the next run can resume.
 UNFINISHED_DAYS = 7
@@ -70,12 +71,13 @@ def pin_steps(cache: Path, version_id: str, keys: Iterable[str]) -> Iterator[Cac
     Raises:
         DiskError: the cache cannot be written.
     """
+    # Several runs of one version may be active: each has a file of its own.
     path = cache / "running" / f"{version_id}-{uuid.uuid4().hex}.keys"
 
     def hold(more: Iterable[str]) -> None:
         lines = "".join(f"{key}\n" for key in more).encode()
         with disk_errors(cache), cache_lock(cache):
-            while lines:
+            while lines:  # an unbuffered write may be short
                 lines = lines[file.write(lines) :]
 
     with ExitStack() as stack:
@@ -138,7 +140,7 @@ def held_keys(cache: Path) -> set[str]:
 
 @contextmanager
 def cache_lock(cache: Path) -> Iterator[bool]:
-    """CachePins the lock of the cache during the block, which should take milliseconds.
+    """Hold the lock of the cache during the block, which should take milliseconds.
 
     Yields False if the file system has no locks; then nothing may be deleted.
     """
@@ -413,6 +415,8 @@ def keep_limits(cache: Path, obsolete: Collection[str] = ()) -> CacheRoom:
         is_over = not each.is_held and (is_obsolete or each.used_at < oldest)
         (gone if is_over else left).append(each)
     most = cache_room(cache, left).max_bytes
+    # Without a limit that somebody set, spare what the last run of each dataset used: the next one
+    # would compute it again.
     gone += choose_steps(left, most, spare_used=not is_limited)
     freed = remove_steps(cache, gone)
     if freed:

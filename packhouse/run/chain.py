@@ -305,10 +305,12 @@ def prepare(
     """
     gates, workspace = gates or GateLog(), Workspace(cache=cache)
     start_phase("planning" if plan is None else "checking the store")
+    # Before any work, so that a wrong bucket or a changed tokenizer ends the run in seconds.
     check_usable(recipe.publish.store)
     golden = check_golden(recipe, workspace.tokenizers)
     gates.add([golden])
     plan = plan or plan_jobs(recipe)
+    # Before this run replaces it: data that it read and this run does not may be gone.
     last_run = load_last_run(cache, recipe.dataset).values()
     with pin_steps(cache, plan.version_id, [job.key for job in (*plan, *plan.side_jobs)]) as hold:
         room, needed = keep_limits(cache), bytes_needed(plan, workspace)
@@ -337,6 +339,7 @@ def prepare(
         # 150 MB for Qwen; the steps that follow encode nothing.
         run_if_idle(forget_encoders)
 
+        # One job: packs planned per group of shards would be half empty at the ends of groups.
         (packed,) = steps.do([plan.pack])
         written, last = output_jobs(plan, recipe, packed.facts)
         hold(job.key for job in (*written, last))

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from packhouse.pack.gather_tokens import GatherTally, gather
 from packhouse.pack.pack_columns import check_packed
 from packhouse.pack.strategies import PackPlan
-from packhouse.recipe import PackConfig, Recipe
+from packhouse.recipe import Recipe
 from packhouse.records.arrays import Int64s, flat_weights, one_chunk, read_ranges
 from packhouse.records.ledger import RowCounts
 from packhouse.records.preference_pairs import as_sequences
@@ -29,8 +29,8 @@ from packhouse.run.step_cache import Receipt, Workspace
 from packhouse.run.steps.pack import PackFacts, Side
 from packhouse.run.steps.tokenize import TOKENIZE
 
+# Columns that `gather` does not read: without them, a copy of a few rows takes no text.
 _NOT_PACKED = ["source", "row", "group_key"]
-
 _TRAINED = ["trained_ranges", "range_weights", "label"]
 
 
@@ -85,37 +85,29 @@ def read_packs(
     Raises:
         ContractError: a pack breaks its contract.
     """
-    plan, records = _read_plan(packed, recipe.pack, side, packs)
-    shards, rows = _shards_of(ShardIndex(packed, workspace), records)
-    ends = np.zeros(0, np.int32)  # unused, because the plan has its own starts and ends
-    limits, allows = (plan.seq_len, packed.facts.vocab_size), packed.facts.allow_untrained
-    for batch in gather(shards, plan, ends, rows, batch_packs=batch_packs, tally=tally):
-        batch = as_sequences(batch) if recipe.preferences == "pairs" else batch
-        check_packed(batch, *limits, allow_untrained=allows)
-        workspace.check("packed", pa.Table.from_batches([batch]))
-        yield batch
-
-
-def _read_plan(
-    packed: Receipt[PackFacts], config: PackConfig, side: Side, packs: tuple[int, int]
-) -> tuple[PackPlan, Int64s]:
-    """Return a plan of only the packs [first, last), and the record of each sequence."""
     # Packs [1, 3) of offsets [0 2 3 5]: bounds [2 3 5], so sequences [2, 5), cut at [0 1 3].
     offsets = read_table(packed.path(f"{side}-offsets.arrow"))["offset"]
     bounds = offsets.slice(packs[0], packs[1] - packs[0] + 1).to_numpy()
     table = read_table(packed.path(f"{side}-sequences.arrow"))
     table = table.slice(bounds[0], bounds[-1] - bounds[0])
     starts, ends = table["start"].to_numpy(), table["end"].to_numpy()
+    seq_len, facts = recipe.pack.seq_len, packed.facts
     plan = PackPlan(
         np.arange(len(table)),
         bounds - bounds[0],
-        config.seq_len,
+        seq_len,
         int(np.subtract(ends, starts).sum(dtype=np.int64)),
-        strategy=config.strategy,
+        strategy=recipe.pack.strategy,
         starts=starts,
         ends=ends,
     )
-    return plan, table["record"].to_numpy()
+    shards, rows = _shards_of(ShardIndex(packed, workspace), table["record"].to_numpy())
+    unused = np.zeros(0, np.int32)  # lengths, because the plan has its own starts and ends
+    for batch in gather(shards, plan, unused, rows, batch_packs=batch_packs, tally=tally):
+        batch = as_sequences(batch) if recipe.preferences == "pairs" else batch
+        check_packed(batch, seq_len, facts.vocab_size, allow_untrained=facts.allow_untrained)
+        workspace.check("packed", pa.Table.from_batches([batch]))
+        yield batch
 
 
 def _shards_of(index: ShardIndex, records: Int64s) -> tuple[list[pa.Table], Int64s]:
@@ -124,6 +116,7 @@ def _shards_of(index: ShardIndex, records: Int64s) -> tuple[list[pa.Table], Int6
     With shards of 500 rows, records 3 and 900 are row 3 of shard 0 and row 400 of shard 1: two
     tables of one row each, and rows [0, 1].
     """
+    # Packs are shuffled, so a file's records come from all shards, and `concat` cuts some in two.
     wanted, sequence = np.unique(records, return_inverse=True)
     shard_of = np.searchsorted(index.bounds, wanted, side="right") - 1
     numbers, firsts = np.unique(shard_of, return_index=True)
@@ -166,24 +159,22 @@ def read_records(
         end = min(start + block, last)
         read = dict(zip(OUTCOMES.names, outcomes.slice(start, end - start).columns, strict=True))
         if not set(columns) <= set(read):
-            parts = [
-                _named(shard.slice(low, high - low), sources, columns)
-                for shard, low, high in index.between(start, end)
-            ]
+            parts = []
+            for shard, low, high in index.between(start, end):
+                # Not the shard's `num_tokens`, the length before any cut: outcomes have the packed
+                # length.
+                names = [n for n in columns if n in shard.column_names and n != "num_tokens"]
+                part = {name: shard[name].slice(low, high - low) for name in names}
+                if "source" in part:
+                    # One dictionary for all shards: that of a shard has only its own file.
+                    numbers = pc.index_in(part["source"].cast(pa.string()), sources)
+                    part["source"] = pa.DictionaryArray.from_arrays(one_chunk(numbers), sources)
+                own_schema = pa.schema([LINEAGE.field(name) for name in names])
+                parts.append(pa.table(part, schema=own_schema))
             named = pa.concat_tables(parts)
             read.update(zip(named.column_names, named.columns, strict=True))
         arrays = [one_chunk(read[name]) for name in columns]
         yield pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
-def _named(shard: pa.Table, sources: pa.Array, columns: Sequence[str]) -> pa.Table:
-    """Return the wanted columns that the shard has, with one `source` dictionary for all shards."""
-    named = {name: shard[name] for name in columns if name in shard.column_names}
-    named.pop("num_tokens", None)  # the length before any cut; outcomes have the packed length
-    if "source" in named:
-        indices = pc.index_in(named["source"].cast(pa.string()), sources).combine_chunks()
-        named["source"] = pa.DictionaryArray.from_arrays(indices, sources)
-    return pa.table(named, schema=pa.schema([LINEAGE.field(name) for name in named]))
 
 
 def read_placed(

@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,8 +35,8 @@ from packhouse.tokenize.tokenizer_loading import pin_tokenizer
 _DATASET_ID = re.compile(
     r"[\w.-]{1,96}/(?!.*\.(?:jsonl?|ndjson|csv|tsv|txt|xlsx|parquet|arrow|gz|zst|bz2|xz|zip)$)[\w.-]{1,96}"
 )
+# Keys by which a message names who speaks: OpenAI's and ShareGPT's.
 _SPEAKER = {"role", "from"}
-"""Keys by which a message names who speaks."""
 
 
 def read_recipe(
@@ -143,25 +143,22 @@ def _write_rows(data: Any, path: str) -> None:
         elif library and hasattr(data, "to_parquet"):  # dask, geopandas, ...
             data.to_parquet(path)
         else:
-            raise _no_rows(data)
+            hint = ""
+            if isinstance(data, dict) and any(hasattr(s, "to_parquet") for s in data.values()):
+                first = f"{next(iter(data))!r:.40}"
+                hint = f" From a dict of splits, pass one split: data[{first}]."
+            elif hasattr(data, "collect"):
+                hint = " For a lazy frame, pass `data.collect()`."
+            raise ConfigError(
+                f"data of type {type(data).__name__} does not hold rows. Pass a path, a list of "
+                f"dicts, a datasets.Dataset, a pandas or polars frame, or an Arrow table.{hint}"
+            )
     except (pa.ArrowException, TypeError, ValueError) as error:
         said = " ".join(map(str, error.args))[:200]
         raise ConfigError(
             f"rows of the {type(data).__name__} cannot be written as Parquet ({said}). Give "
             "each column a unique name and a single type."
         ) from None
-
-
-def _no_rows(data: Any) -> ConfigError:
-    hint = ""
-    if isinstance(data, dict) and any(hasattr(split, "to_parquet") for split in data.values()):
-        hint = f" From a dict of splits, pass one split: data[{next(iter(data))!r:.40}]."
-    elif hasattr(data, "collect"):
-        hint = " For a lazy frame, pass `data.collect()`."
-    return ConfigError(
-        f"data of type {type(data).__name__} does not hold rows. Pass a path, a list of dicts, a "
-        f"datasets.Dataset, a pandas or polars frame, or an Arrow table.{hint}"
-    )
 
 
 def tokenizer_name(tokenizer: object, cache: Path) -> str:
@@ -197,6 +194,7 @@ def _kept(cache: Path, write: Callable[[str], Any], content_of: Callable[[str], 
 
     A folder that is already there, perhaps from another process, is kept if its content is intact.
     """
+    # Next to its final place, on the same file system, so that the rename is atomic.
     staged = cache / "given" / f".{uuid.uuid4().hex}"
     with disk_errors(cache):
         staged.mkdir(parents=True)
@@ -244,7 +242,9 @@ def recipe_for(
         TokenizerError: the tokenizer does not exist.
     """
     for key, section, given_too in (("seq_len", "pack", seq_len), ("store", "publish", store)):
-        if given_too is not None and key in _keys_of(settings.get(section)):
+        also = settings.get(section)
+        known = also.model_fields_set if isinstance(also, BaseModel) else also
+        if given_too is not None and isinstance(known, Mapping | Set) and key in known:
             raise ConfigError(f"{key} is set twice, as {key}= and in {section}=. Remove one.")
     over: dict[str, Any] = {
         "dataset": dataset,
@@ -296,13 +296,6 @@ def _raw_recipe(data: Any, cache: Path, settings: Mapping[str, object]) -> dict[
         for number, source in enumerate(in_memory, 1):
             source.setdefault("name", f"rows-{number}")
     return {"dataset": name_of(given[0]), "sources": sources}
-
-
-def _keys_of(section: object) -> Mapping[str, object]:
-    """Return what a section sets; it may be a mapping or one of the recipe's models."""
-    if isinstance(section, BaseModel):
-        return section.model_dump(mode="json", by_alias=True, exclude_unset=True)
-    return section if isinstance(section, Mapping) else {}
 
 
 def source_settings(data: Any, cache: Path) -> dict[str, Any]:

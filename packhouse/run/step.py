@@ -317,6 +317,7 @@ Run = Callable[[Sequence[AnyJob]], list[AnyReceipt]]
 _LEAST_BYTES = 2**25
 # A further process imports the library again: 1 s of CPU.
 _BYTES_PER_WORKER = 2**27
+# A shard that is too large for the machine kills its process each time, so there is an end to it.
 _MOST_RESTARTS = 3
 
 
@@ -398,21 +399,21 @@ class LocalRunner:
             "--workers; finished work is cached."
         )
 
-    def _start_forks(self) -> socket.socket | None:
-        """Start the process that forks the workers of the pool's processes; return its socket."""
-        if sys.platform != "linux":  # libraries of macOS do not survive a fork
-            return None
-        num_bytes = tokenizer_bytes(self.recipe.tokenizer)
-        load = partial(load_encoders, self.recipe, self.workspace.tokenizers)
-        self._forks = WorkerForks(load, num_bytes, num_bytes * MEMORY_PER_BYTE)
-        return self._forks.requests
-
     def _run_in_pool(self, groups: Sequence[JobGroup]) -> list[AnyReceipt]:
         if self._pool is None:
+            requests: socket.socket | None = None
+            if sys.platform == "linux":  # libraries of macOS do not survive a fork
+                # It forks the workers of the pool's processes, with the tokenizer already loaded.
+                num_bytes = tokenizer_bytes(self.recipe.tokenizer)
+                load = partial(load_encoders, self.recipe, self.workspace.tokenizers)
+                self._forks = WorkerForks(load, num_bytes, num_bytes * MEMORY_PER_BYTE)
+                requests = self._forks.requests
+            # Spawned: a fork would lose Arrow's threads. `forkserver` saves 1 s, but keeps running
+            # after the run, with the environment of the first one.
             self._pool = ProcessPoolExecutor(
                 self.workers,
                 mp_context=multiprocessing.get_context("spawn"),
-                initializer=partial(begin_pool_process, self._start_forks()),
+                initializer=partial(begin_pool_process, requests),
             )
         # Processes inherit blocked signals. A terminal sends Ctrl-C and its hang-up to all of them,
         # and each would print a traceback. `__exit__` stops them instead.

@@ -84,6 +84,7 @@ from packhouse.system.wording import by_name, counted, rows_and_records
 
 _MAX_BYTES = 2**27
 """Maximum total size of a tokenizer's files. Gemma 3 has 38 MB."""
+# A tokenizer has a handful of files; a false object must not fill a folder.
 _MAX_FILES = 32
 _HEADER = re.compile(rb"transformers=[^\n]{1,64}\ntokenizers=[^\n]{1,64}\n")
 _ENTRY = re.compile(rb"([A-Za-z0-9_][A-Za-z0-9._-]{0,99}) (0|[1-9][0-9]{0,9})\n")
@@ -101,12 +102,15 @@ def keep_tokenizer(store: ObjectStore, fingerprint: str, read: Callable[[], byte
         read: Returns the bytes with that fingerprint as their sha256.
     """
     key = object_keys.tokenizer_key(fingerprint)
+    # After the first version it is there: one small request, and its files are not read.
     try:
         run(store, ask(ObjectStore.head, key))
         return True
     except ObjectNotFoundError:
         document = read()
     assert hashlib.sha256(document).hexdigest() == fingerprint, "the caller compared it"
+    # Qwen's 4.5 MB: 2.07 MB in 0.13 s at level 1, 1.78 MB in 1.6 s at level 9. Without a time, so
+    # that two publishers write the same bytes.
     body = gzip.compress(document, compresslevel=1, mtime=0)
     if len(document) > _MAX_BYTES or len(body) > MAX_GET_BYTES:
         return False
@@ -466,6 +470,7 @@ def name_files(files: Sequence[LocalFile]) -> Uploads:
     uploads = []
     for file, body in zip(files, bodies, strict=True):
         group = (file.kind, file.split)
+        # 48 bits tell the files of a version apart; readers compare the whole digest.
         short = body.sha256[:12]
         if file.kind in PULLED_NAMES:
             name, _, ending = PULLED_NAMES[file.kind].partition(".")
@@ -521,6 +526,7 @@ def draft_manifest(
     )
 
 
+# A password in a URI, a signed URL of S3, an access key of AWS, a token of the Hub.
 _SECRET = re.compile(
     r"://[^/\s:@]*:[^/\s@]+@|X-Amz-Signature=|\b(AKIA|ASIA)[A-Z0-9]{16}\b|\bhf_[A-Za-z0-9]{30,}"
 )
@@ -552,6 +558,7 @@ def dataset_card(manifest: Manifest) -> str:
         # tiny
     """
     splits, ledger = manifest.splits(), manifest.facts.counts.ledger
+    # The header makes `datasets.load_dataset` read `data/` only, not records and quarantine.
     lines = ["---", "configs:", "- config_name: default", "  data_files:"]
     for split in splits:
         lines += [f"  - split: {split}", f"    path: data/{split}-*"]
@@ -571,7 +578,21 @@ def dataset_card(manifest: Manifest) -> str:
             if bars := _bars(side.length_histogram):
                 lines += ["", f"Record lengths in {for_markdown(split)}:", "", *bars]
         lines.append("")
-    lines += _settings(manifest)
+    form, pack = manifest.facts.configuration.format, manifest.facts.configuration.pack
+    found_settings = {
+        "format.template": form.template,
+        "format.train_on": form.train_on,
+        "pack.seq_len": pack.seq_len,
+        "pack.strategy": pack.strategy,
+    }
+    settings = [f"- `{k}`: {for_markdown(str(v))}" for k, v in found_settings.items() if v]
+    if tokenizer := manifest.tokenizer_fingerprint:
+        settings.append(f"- tokenizer: {markdown_code(tokenizer[:16])}")
+    settings += [
+        f"- column {markdown_code(column.name)}: {for_markdown(column.type)}"
+        for column in manifest.facts.schema.fields
+    ]
+    lines += [*settings, ""] if settings else []
     if rows := sorted(manifest.rows_by_file().items()):
         lines += [*markdown_table(("source", "rows"), rows), ""]
     for each in manifest.filters():
@@ -629,24 +650,6 @@ def _bars(histogram: Sequence[Sequence[int]]) -> list[str]:
         for top, records in sorted(sums.items())
     ]
     return ["```text", *rows, "```"]
-
-
-def _settings(manifest: Manifest) -> list[str]:
-    form, pack = manifest.facts.configuration.format, manifest.facts.configuration.pack
-    found = {
-        "format.template": form.template,
-        "format.train_on": form.train_on,
-        "pack.seq_len": pack.seq_len,
-        "pack.strategy": pack.strategy,
-    }
-    lines = [f"- `{key}`: {for_markdown(str(value))}" for key, value in found.items() if value]
-    if tokenizer := manifest.tokenizer_fingerprint:
-        lines.append(f"- tokenizer: {markdown_code(tokenizer[:16])}")
-    lines += [
-        f"- column {markdown_code(column.name)}: {for_markdown(column.type)}"
-        for column in manifest.facts.schema.fields
-    ]
-    return [*lines, ""] if lines else []
 
 
 def numbers_of(manifest: Manifest) -> list[tuple[str, str]]:

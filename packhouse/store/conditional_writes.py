@@ -60,6 +60,7 @@ def require_guarded(store: ObjectStore) -> None:
     Raises:
         StoreRefusedError: A condition was ignored or is not supported.
     """
+    # Fifteen requests, so once per process.
     if store.uri in _GUARDED:
         return
     try:
@@ -116,6 +117,7 @@ def check_compare_and_swap(store: ObjectStore, key: str) -> str:
         stored(store, key) == b"4",
         "after the swaps, the object does not have the last accepted bytes",
     )
+    # A store that creates the object would bring a deleted ref back.
     absent = try_write(store, f"{key}-absent", b"5", second)
     expect(absent is None, "a swap of an absent key was accepted")
     return "outdated and absent ETags are refused"

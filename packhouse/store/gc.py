@@ -21,6 +21,7 @@ from packhouse.store.manifest import Manifest, Tombstone, read_slot_steps
 from packhouse.store.object_store import ObjectInfo, ObjectStore, PreconditionFailedError
 from packhouse.store.store_requests import Steps, ask, run
 
+# An upload that has written nothing for a day is dead rather than slow.
 DEFAULT_GRACE_S = 24 * 3600.0
 """Seconds since its last write after which an uncommitted attempt counts as abandoned."""
 

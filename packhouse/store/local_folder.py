@@ -35,6 +35,7 @@ from packhouse.system.disks import OF_DISKS, disk_error
 
 _OWN = ".packhouse"  # temporary files and locks; hidden from listings
 _CHUNK_BYTES = 2**20
+# ESTALE and EIO: NFS answers them while its server restarts.
 _AGAIN = (errno.EINTR, errno.EAGAIN, errno.EBUSY, errno.ESTALE, errno.EIO)
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 
@@ -139,6 +140,7 @@ class LocalStore(ObjectStore):
 
     @override
     def clock(self) -> float:
+        # Not `time.time()`: files on NFS have the times of its server.
         probe = self._own("tmp") / f"clock-{uuid.uuid4().hex}"
         with self._writing(probe):
             probe.touch()

@@ -15,6 +15,8 @@ from packhouse.errors import ConfigError
 PROBES = "_doctor-"
 """Prefix of folders of store checks. Names of datasets cannot begin with `_`."""
 
+# Lower-case, because some file systems ignore case. No dot at the beginning or after another one,
+# so a name cannot be `..`.
 _NAME = re.compile(r"(?=.{1,64}\Z)[a-z0-9]([a-z0-9_-]|\.[a-z0-9_-])*")
 _VID = re.compile(r"[a-z0-9]{4,64}")
 _DIGEST = re.compile(r"[0-9a-f]{32,64}")

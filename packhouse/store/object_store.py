@@ -190,6 +190,7 @@ def file_body(path: str | Path, sha256: str | None = None) -> FileBody:
     """
     path = Path(path)
     try:
+        # Size and digest of one open file: another one may take its name meanwhile.
         with path.open("rb") as file:
             sha256 = sha256 or hashlib.file_digest(file, "sha256").hexdigest()
             return FileBody(path, os.fstat(file.fileno()).st_size, sha256)
@@ -326,6 +327,7 @@ def check_key(key: str) -> str:
     return key
 
 
+# `gcs` is fsspec's name, `abfs` and `abfss` are Hadoop's.
 _CLOUD: dict[str, Literal["gs", "az"]] = dict(gs="gs", gcs="gs", az="az", abfs="az", abfss="az")
 
 

@@ -88,6 +88,7 @@ def note_move(reason: str, by: str | None = None) -> MoveNote:
             by = f"{getpass.getuser()}@{socket.gethostname()}"
         except (KeyError, OSError):  # users in containers may have no name
             by = socket.gethostname()
+    # An argument of a shell may have bytes that are not UTF-8, which JSON cannot hold.
     texts = (text.encode("utf-8", "replace").decode()[:_MOST_NOTED] for text in (by, reason))
     return MoveNote(datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), *texts)
 

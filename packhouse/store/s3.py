@@ -121,6 +121,7 @@ class S3Store(ObjectStore):
             "ContentMD5": base64.b64encode(bytes.fromhex(md5)).decode(),
             **condition,
         }
+        # One PUT, never a multipart upload: Ceph 16 completes those without checking the condition.
         file = body.open() if isinstance(body, FileBody) else io.BytesIO(body)
         with file, self._request(key):
             answer = self._client.put_object(**request, Body=file)
@@ -225,7 +226,7 @@ def make_client(read_timeout_s: float = 60) -> Any:
         config = Config(
             # After a lost response, a retried write would find its own object and report a failure.
             retries={"total_max_attempts": 1},
-            connect_timeout=5,
+            connect_timeout=5,  # a wrong endpoint fails in seconds, not in botocore's 60
             read_timeout=read_timeout_s,
             max_pool_connections=32,
             **options,

@@ -187,6 +187,7 @@ def measure_drift(old: Manifest, new: Manifest) -> Drift:
         lengths.append(Counter())
         for length, number in (each for side in sides for each in side.length_histogram):
             lengths[-1][length] += number
+        # The first line is that of validate, with the rows read.
         num_rows, num_tokens = ledger[0].rows_in if ledger else 0, sum(s.num_tokens for s in sides)
         num_bad = sum(line.num_bad_rows for line in ledger)
         quarantined.append(num_bad / num_rows if num_rows else None)
@@ -211,7 +212,7 @@ def distance(old: Mapping[Any, int], new: Mapping[Any, int]) -> float | None:
     if not before or not after:
         return None
     # Shares 3/4, 1/4 and 2/4, 2/4 differ by 1/4 twice, so the distance is 1/4.
-    keys = sorted({*old, *new})
+    keys = sorted({*old, *new})  # in a fixed order, since sums of floats depend on it
     return sum(abs(old.get(k, 0) / before - new.get(k, 0) / after) for k in keys) / 2
 
 
@@ -283,9 +284,9 @@ def changed_keys(old: Any, new: Any, prefix: str = "") -> dict[str, list[Any]]:
         >>> changed_keys(old, new)
         {'pack.seq_len': [8, 16], 'where.0': ['a > 2', 'a > 3'], 'lengths': [[5, 7], [5, 8]]}
     """
-    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
-        if all(isinstance(value, str) for value in (*old, *new)):
-            old, new = dict(enumerate(old)), dict(enumerate(new))
+    are_lists = isinstance(old, list) and isinstance(new, list) and len(old) == len(new)
+    if are_lists and all(isinstance(value, str) for value in (*old, *new)):
+        old, new = dict(enumerate(old)), dict(enumerate(new))
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         changed: dict[str, list[Any]] = {}
         for key in dict.fromkeys([*old, *new]):

@@ -4,7 +4,7 @@ A reader gets the ref, the manifest and the files by key. It never lists objects
 version that is still being written. Every file is hashed after the download. A file with a wrong
 digest is fetched again and then reported, never used.
 
-`verify_version` also checks the values of data files with `pack.layout.check_packed`, which a run
+`verify_version` also checks the values of data files with `pack_columns.check_packed`, which a run
 uses before it publishes. Data files are read in batches, so memory is bounded by one row group.
 """
 
@@ -57,6 +57,7 @@ from packhouse.system.worker import at, run_in_worker
 
 log = logging.getLogger(__name__)
 
+# 1,024 packs of 2,048 tokens are 2 M tokens, one row group of ours.
 _BATCH_ROWS = 1024
 _JSON_BLOCK_BYTES = 2**20  # larger if a row is: pyarrow refuses rows longer than a block
 _ANY = 2**31 - 1  # IDs and lengths are int32; used if the manifest states no limit
@@ -104,6 +105,7 @@ class OpenVersion:
             IntegrityError: The bytes in the store differ from the published ones.
         """
         path = Path(path)
+        # An earlier pull may have left the file, complete or not.
         if _holds(path, entry):
             return path
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -251,6 +253,7 @@ def resolve_steps(dataset: str, name: str) -> Steps[Manifest]:
 
 def scan_versions(store: ObjectStore, dataset: str) -> tuple[list[Manifest], list[IntegrityError]]:
     """Return all readable committed versions, sorted by name, and the errors of the others."""
+    # Only listings show a dataset as a whole; readers of a version never list.
     versions, damaged = [], []
     for version in store.list_folders(f"{object_keys.check_name('dataset', dataset)}/v/"):
         if object_keys.is_version(version):

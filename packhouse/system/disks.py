@@ -166,7 +166,7 @@ def _locked(folder: Path) -> Iterator[bool]:
 
 
 # A URI whose slashes are missing or were lost in a Path; `a:b/c` and `x/b:c` are folders.
-_URI = re.compile(r"(?:^|/)(?:[a-z][a-z0-9+.-]+(?=:/)|s3|gs|gcs|az|abfss?|file):", re.I)
+_URI = re.compile(r"(?:^|/)(?:[a-z][a-z0-9+.-]+(?=:/)|s3|gs|gcs|az|abfss?|file):", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -19,6 +19,7 @@ def canonical_json(value: object) -> bytes:
         >>> canonical_json({"b": 1, "a": [True, None]})
         b'{"a":[true,null],"b":1}'
     """
+    # No NaN: it is not JSON, and readers write it differently.
     text = json.dumps(
         value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
     )

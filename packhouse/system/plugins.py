@@ -148,6 +148,7 @@ def find_plugin(kind: Kind, name: str, built_in: Sequence[str] = ()) -> Plugin:
     Raises:
         ConfigError: It does not exist, two packages provide it, or its package has no version.
     """
+    # First, because whoever passes a function means that one.
     if (kind, name) in _given:
         return _given[kind, name]
     if kind == "renderers" and name in RENDERERS:
@@ -166,6 +167,7 @@ def find_plugin(kind: Kind, name: str, built_in: Sequence[str] = ()) -> Plugin:
     if not owners:
         known = ", ".join([*built_in, *plugin_names(kind)]) or "none"
         raise ConfigError(f"unknown {_WHAT[kind]} '{name}'. Known: {known}", name=name)
+    # Which of them is found first depends on the order of folders in `sys.path`.
     if len(owners) > 1:
         raise ConfigError(
             f"{_WHAT[kind]} '{name}' is provided by {' and '.join(sorted(owners))}. Uninstall all "

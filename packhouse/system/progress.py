@@ -2,7 +2,7 @@
 
     importing Prefect                     4.1 s
     planning                              0.2 s
-    1/9 validate        52,002 rows       1.3 s
+    1/8 validate        52,002 rows       1.3 s
      tokenize ---------------                 50% 0:00:03 0:00:03
 
 In a terminal or notebook, the last line is a progress bar. In a log, each phase also prints a line
@@ -29,6 +29,7 @@ from typing_extensions import override
 from packhouse.system.escaping import PAGE_STYLE, html_text
 from packhouse.system.terminal import console, echo
 
+# A notebook gets the whole page at each update.
 _EVERY_S = 0.1
 
 
@@ -89,6 +90,7 @@ def _bar(task: Any) -> str:
     return f'<div>{name} <progress value="{share:.3f}" max="1"></progress> {share:.0%}</div>'
 
 
+# Most steps of a small or cached run are done by then: their bars would only flicker.
 _APPEARS_AFTER_S = 1.0
 
 

@@ -23,6 +23,7 @@ from packhouse.system.escaping import for_terminal
 if TYPE_CHECKING:
     from rich.console import Console
 
+# rich folds cells at the width of its console, but a program that reads a pipe needs whole lines.
 _PIPE_WIDTH = 2000
 
 

@@ -7,6 +7,7 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
+# A folder of rows may have millions of files, and this is only a hint.
 _MOST_FILES = 5000
 _MOST_NAMED = 3
 

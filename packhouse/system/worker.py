@@ -71,7 +71,7 @@ _ROW_TIMES = 30  # a long conversation is rendered once for each of its turns
 _BYTES_PER_SECOND = 50_000  # minimum speed of a batch; HF encodes 2 MB/s
 # A worker that sleeps or is blocked uses no CPU time, so silence has a separate limit.
 _QUIET_S = 600
-_IDLE_S = 60.0
+_IDLE_S = 60.0  # the steps of a run follow one another within seconds
 _MAX_REPLY_BYTES = 2**30
 _READ_BYTES = 2**20
 _BYTES_PER_CPU = 32 * 2**20  # stacks of the threads that Arrow, numpy and tokenizers have per core
@@ -340,23 +340,19 @@ class _Worker:
                 f"from {__name__} import hide_pandas, serve; hide_pandas(); "
                 f"import {imports}; serve(*{shared})"
             )
-            inherited = shared if requests is None else (*shared, requests)
-            self._process = self._fork(shared) or subprocess.Popen(
+            forked: _Forked | None = None
+            if _forks is not None and _forks[1] == self.environment:
+                with suppress(OSError):  # `WorkerForks` has ended
+                    forked = _Forked((*shared, self._stderr.fileno()))
+            self._process = forked or subprocess.Popen(
                 [sys.executable, "-c", code],
                 stdin=subprocess.DEVNULL,
                 stdout=self._stderr,  # printed text is not a reply
                 stderr=self._stderr,
                 env=self.environment,
-                pass_fds=inherited,
+                pass_fds=shared if requests is None else (*shared, requests),
             )
         _living.append(self)
-
-    def _fork(self, shared: tuple[int, ...]) -> "_Forked | None":
-        """Ask `WorkerForks` for a process; None if it has ended or has another environment."""
-        if _forks is not None and _forks[1] == self.environment:
-            with suppress(OSError):
-                return _Forked((*shared, self._stderr.fileno()))
-        return None
 
     def send(self, payload: bytes) -> None:
         """Send a task or part of a file."""

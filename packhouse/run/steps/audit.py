@@ -126,8 +126,21 @@ def compute(work: JobContext[AuditParameters], folder: Path) -> AuditFacts:
     parameters = work.parameters
     found: dict[str, Any]
     match parameters.of:
+        case "shard" if "tokens.arrow" in work.input(VALIDATE).files:  # the rows came with ids
+            found = function_of_addon("audit_given")(
+                read_table(work.input(TOKENIZE).path("tokenized.arrow")),
+                work.recipe,
+                work.load_tokenizer(),
+                work.workspace.tokenizers,
+            )
         case "shard":
-            found = _audit_shard(work)
+            found = audit_shard(
+                read_sides(*_rendered_files(work), _rejected_files(work)),
+                work.load_tokenizer(),
+                work.recipe.format,
+                parameters.label_names,
+                are_exact="inexact_round_trip" not in work.input(TOKENIZE).facts.notes,
+            )
         case "inference":
             call = partial(
                 check_prompts,
@@ -158,28 +171,10 @@ def compute(work: JobContext[AuditParameters], folder: Path) -> AuditFacts:
                 assert packed.facts.dedup is not None
                 near = packed.facts.dedup.near
                 found["near_duplicates"] = near.rows - near.dropped
+                # With `keep`, the user wants near duplicates on both sides: they are no leak.
                 if policy != "keep":
                     found["both_sides"] += near.on_both_sides
     return AuditFacts(of=parameters.of, found=found)
-
-
-def _audit_shard(work: JobContext[AuditParameters]) -> dict[str, Any]:
-    snapshot, tokenized = work.load_tokenizer(), work.input(TOKENIZE)
-    if "tokens.arrow" in work.input(VALIDATE).files:  # the rows came with ids
-        found: dict[str, Any] = function_of_addon("audit_given")(
-            read_table(tokenized.path("tokenized.arrow")),
-            work.recipe,
-            snapshot,
-            work.workspace.tokenizers,
-        )
-        return found
-    return audit_shard(
-        read_sides(*_rendered_files(work), _rejected_files(work)),
-        snapshot,
-        work.recipe.format,
-        work.parameters.label_names,
-        are_exact="inexact_round_trip" not in tokenized.facts.notes,
-    )
 
 
 def _rendered_files(work: JobContext[AuditParameters]) -> tuple[Path, Path, Path]:
@@ -232,14 +227,12 @@ def combine_audits(work: JobContext[Any]) -> dict[str, object]:
         packs["cut_sequences"] = 0
     combined["packs"] = dict(packs)
     (repetition,) = found["records"]  # a single job covers the records of all shards
-    for name in ("duplicates", "prompt_groups", "prompt_group_records", "both_sides"):
-        combined["dataset"][name] = repetition[name]
-    if "near_duplicates" in repetition:
-        combined["dataset"]["near_duplicates"] = repetition["near_duplicates"]
-    for source, number in repetition["sources"].items():
+    sources, worst = repetition.pop("sources"), repetition.pop("worst")
+    combined["dataset"] |= repetition
+    for source, number in sources.items():
         combined["sources"][source]["duplicates"] = number
-    if repetition["worst"]:
-        combined["worst"]["duplicates"] = repetition["worst"]
+    if worst:
+        combined["worst"]["duplicates"] = worst
     if work.recipe.audit.benchmarks:
         combined["contamination"] = function_of_addon("contamination_of")(work)
     if found["inference"]:

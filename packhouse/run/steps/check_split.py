@@ -64,6 +64,7 @@ def compute(work: JobContext[SplitParameters], folder: Path) -> SplitFacts:
     for side in eval_first:
         counts = Counter[str]()
         keys = _check_side(packed, work.workspace, side, checks, counts)
+        # `keys` is read here, which also checks and counts the records.
         groups = num_different(keys, packed.facts.rows_in)
         sides[side] = SideCounts(records=counts["records"], groups=groups, tokens=counts["tokens"])
     for check in checks:

@@ -52,6 +52,7 @@ from packhouse.tokenize.encoders import read_pipeline
 # Publish settings that affect file contents; the others affect only where files go.
 FILE_SETTINGS = ("file_format", "layout", "max_file_mb", "position_ids")
 
+# About 8 MB of ids and labels: a stream holds a row group for each of its lanes, decoded.
 _TOKENS_PER_GROUP = 2**21
 _BYTES_PER_TOKEN = {"labels": 8, "compact": 4}
 _RECORDS_PER_FILE = 2**23  # at 64 bytes per record, writing a file reads 512 MiB
@@ -349,6 +350,7 @@ def compute(work: JobContext[FilesParameters], folder: Path) -> FilesFacts:
                 return FilesFacts(files=())
             table, path = pa.concat_tables(parts), folder / f"{of}.parquet"
             size = _BAD_ROWS_PER_GROUP if of == "quarantine" else _ROWS_PER_GROUP
+            # Row groups end where the totals say, not where a shard's part ended.
             starts = range(0, table.num_rows, size)
             groups = (table.slice(start, size).combine_chunks() for start in starts)
             _write_parquet(path, table.schema, (group.to_batches()[0] for group in groups))

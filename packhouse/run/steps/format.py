@@ -114,6 +114,7 @@ def job(
     names = [Path(template)] if is_file else [folder / "chat_template.jinja"]
     if template == "chat":
         names.append(folder / "tokenizer_config.json")
+    # Only templates that print the date depend on it: the others stay cached the next day.
     prints_date = any(name.is_file() and b"strftime_now" in name.read_bytes() for name in names)
     made = FORMAT.job(
         FormatParameters(
@@ -133,7 +134,16 @@ def job(
     )
     side_jobs: list[AnyJob] = []
     if dedup.needs_fingerprints(recipe.dedup):
-        side_jobs.append(_fingerprint_job(recipe, validated, made))
+        # Rewritten conversations are in `examples.arrow` of format, so its key must decide;
+        # otherwise validate's key does, and fingerprints are shared by all templates.
+        is_rewritten = cuts_windows(recipe) or rewrites(recipe.format)
+        refs = [made.ref, validated.ref] if is_rewritten else [validated.ref, made.ref]
+        fingerprints = FingerprintParameters(dedup=recipe.dedup)
+        side_jobs.append(
+            FINGERPRINTS.job(
+                fingerprints, inputs=refs[:1], also_reads=refs[1:], label=validated.label
+            )
+        )
     if benchmarks:
         search = function_of_addon("benchmark_job")
         side_jobs.append(search(benchmarks, validated.ref, validated.label, validated.size))
@@ -254,22 +264,6 @@ class FingerprintFacts:
     """Number of fingerprinted conversations."""
 
     rows: int
-
-
-def _fingerprint_job(
-    recipe: Recipe, validated: AnyJob, formatted: AnyJob
-) -> Job[FingerprintParameters]:
-    """Return the job that fingerprints the rendered conversations of a shard."""
-    # Rewritten conversations are in `examples.arrow` of format, so its key must decide; otherwise
-    # validate's key does, and fingerprints are shared by all templates.
-    is_rewritten = cuts_windows(recipe) or rewrites(recipe.format)
-    decides, other = (formatted, validated) if is_rewritten else (validated, formatted)
-    return FINGERPRINTS.job(
-        FingerprintParameters(dedup=recipe.dedup),
-        inputs=[decides.ref],
-        also_reads=[other.ref],
-        label=validated.label,
-    )
 
 
 def _describe(work: JobContext[FingerprintParameters], folder: Path) -> FingerprintFacts:

@@ -11,13 +11,15 @@
    shards separately would leave more packs half empty. The order depends on (file, row) and the
    seed, never on shard boundaries.
 
-No tokens are read here. `gather.py` collects them later, one output shard at a time. Records are
-numbered across all shards: `bounds` holds the number of each shard's first record, and at its end
-the number of all records. The step writes 14 bytes per record: its shard, its split and its place
-in the packs. Memory: about 30 bytes per record while packs are planned (docs/performance.md).
+No tokens are read here: `gather_tokens.py` collects them later, one file of the output at a time.
+Records are numbered across all shards: `bounds` holds the number of each shard's first record, and
+at its end the number of all records. The step writes 14 bytes per record: its shard, its split and
+its place in the packs. Memory: about 30 bytes per record while packs are planned
+(docs/performance.md).
 """
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -319,6 +321,7 @@ def _select(work: JobContext[PackParameters]) -> Selection:
     is_left_out = any(each.facts.notes.get("reasoning_not_rendered") for each in formatted)
     has_eval = any(source.eval_only for source in recipe.sources)
     has_eval = has_eval or recipe.split.eval_fraction > 0 or bool(recipe.split.eval_count)
+    # Otherwise such a text could be trained on one side and evaluated on the other.
     if is_left_out and has_eval and recipe.split.group_by == "record":
         selection.group_keys = join_equal(selection.groups, _ids_of_tokens(shards), seed)
 
@@ -354,7 +357,7 @@ def _ids_of_tokens(shards: Sequence[pa.Table]) -> pa.ChunkedArray:
         values, offsets = flat_list(shard["input_ids"])
         tokens = np.ascontiguousarray(values).view(np.uint8)
         width = values.itemsize
-        names = [
+        names = [  # 80 bits, like the ids of records
             sha256(tokens[width * start : width * end].data).hexdigest()[:20]
             for start, end in pairwise(offsets.tolist())
         ]
@@ -501,20 +504,20 @@ def source_counts(
         >>> source_counts(each, np.array([2, 0, 1], np.int32), np.array([0, 3]), ["a"])["a"]
         {'records': 3, 'packed': 2, 'repeated': 1, 'tokens': 13, 'over_seq_len': 1}
     """
-    counts: dict[str, dict[str, int]] = {}
+    counts: dict[str, Counter[str]] = {}
     for name, (start, end) in zip(names, pairwise(bounds.tolist()), strict=True):
         low, high = np.searchsorted(admitted.rows, (start, end))
         often = times[admitted.rows[low:high]].astype(np.int64)
-        line = counts.setdefault(name, {"records": 0, "packed": 0, "repeated": 0, "tokens": 0})
-        line["records"] += end - start
-        line["packed"] += len(often)
-        line["repeated"] += int(often.sum()) - len(often)
-        line["tokens"] += int((admitted.lengths[low:high] * often).sum())
-        found = np.bincount(admitted.reasons[start:end], minlength=len(REASONS))
-        for reason, number in zip(REASONS[1:], found[1:].tolist(), strict=True):
-            if number:
-                line[reason] = line.get(reason, 0) + number
-    return dict(sorted(counts.items()))
+        found = np.bincount(admitted.reasons[start:end], minlength=len(REASONS)).tolist()
+        dropped = zip(REASONS[1:], found[1:], strict=True)
+        counts.setdefault(name, Counter()).update(
+            records=end - start,
+            packed=len(often),
+            repeated=int(often.sum()) - len(often),
+            tokens=int((admitted.lengths[low:high] * often).sum()),
+            **{reason: number for reason, number in dropped if number},
+        )
+    return {name: dict(line) for name, line in sorted(counts.items())}
 
 
 def _divide(selection: Selection, recipe: Recipe) -> tuple[Bools, SplitCounts | None]:

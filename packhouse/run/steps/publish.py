@@ -184,6 +184,7 @@ def compute(work: JobContext[PublishParameters], folder: Path) -> PublishFacts:
         encoders=tuple(encoders),
         audit=combine_audits(work),
     )
+    # Made here rather than in `commit`, so that an unchanged run does not draw it again.
     if work.recipe.publish.report and has_function("unpublished_report"):
         html = function_of_addon("unpublished_report")(
             work.recipe.dataset,

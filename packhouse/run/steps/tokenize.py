@@ -74,6 +74,7 @@ def compute(work: JobContext[TokenizeParameters], folder: Path) -> TokenizeFacts
         tokens = validated.path("tokens.arrow")
     call = partial(tokenize_shard, path, work.recipe, work.workspace.tokenizers, folder, tokens)
     reply = run_tokenizer(call, tokenizer, path.stat().st_size + tokenizer_bytes(tokenizer))
+    # The worker read the tokenizer's files after their fingerprint became part of the key.
     check_unchanged(tokenizer, parameters.tokenizer)
     table = read_table(folder / "tokenized.arrow")
     refused = read_table(folder / REFUSED)

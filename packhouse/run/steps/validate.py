@@ -161,6 +161,8 @@ def jobs(recipe: Recipe, tokenizer: str) -> Iterator[Job[ValidateParameters]]:
                 "intended, or `where` selects different rows, give each source its own `name`.",
                 uri=uri,
             )
+    # The order of records decides packs and bytes, so it must not depend on the order of sources in
+    # the recipe.
     pairs.sort(key=lambda pair: (pair[0].file, pair[0].byte_start))
     for shard, source in pairs:
         yield VALIDATE.job(
@@ -238,6 +240,7 @@ def unread_texts(recipe: Recipe, shards: Sequence[TextOfShard]) -> list[str]:
         for each in own:
             for name, unread in each.unread.items():
                 found.setdefault(name, []).append((each.shard, unread))
+        # A field that few rows have is a stray note rather than a column of the data.
         least = max(MIN_ROWS, MIN_SHARE * rows)
         counts = {name: sum(unread.rows for _, unread in found[name]) for name in found}
         names = [name for name in counts if counts[name] >= least]
@@ -324,6 +327,7 @@ def write_quarantined(
     (folder / REFUSED).unlink(missing_ok=True)  # a worker's bad rows, replaced by this file
     files = [each.path(QUARANTINE) for each in before if QUARANTINE in each.files]
     known = {row for file in files for row in read_table(file)["row"].to_pylist()}
+    # A row that was split may be bad in two steps, but the ledger counts it once.
     new = set(rows["row"].to_pylist()) - known
     return {
         "quarantined": write_with_reasons(folder / QUARANTINE, rows),

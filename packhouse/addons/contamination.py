@@ -214,9 +214,9 @@ class _Texts:
     @classmethod
     def of(cls, validated: pa.Table) -> "_Texts":
         flat = FlatMessages.of(validated["messages"])
-        texts = [flat[name].drop_null() for name in _TEXTS]
+        texts = [flat.values.field(name).drop_null() for name in _TEXTS]
         rows = [flat.rows[flat.has(name)] for name in (*_TEXTS, "tool_calls")]
-        found_words = map(_words_of_calls, flat["tool_calls"].drop_null().to_pylist())
+        found_words = map(_words_of_calls, flat.tool_calls.drop_null().to_pylist())
         texts.append(pa.array(found_words, pa.string()))
         return cls(words_of(pa.concat_arrays(texts)), np.concatenate(rows))
 

@@ -615,12 +615,10 @@ class _Rows:
     @cached_property
     def texts(self) -> pa.StringArray:
         """All text of each row, joined."""
-        texts = pc.binary_join_element_wise(
-            *(self.flat[name] for name in ("content", "context", "reasoning", "tool_calls")),
-            "\n",
-            null_handling="skip",
-        )
-        return self.flat.join(texts, "\n")
+        flat = self.flat
+        fields = (flat.content, flat.context, flat.reasoning, flat.tool_calls)
+        texts = pc.binary_join_element_wise(*fields, "\n", null_handling="skip")
+        return flat.join(texts, "\n")
 
     @cached_property
     def _is_answer(self) -> Bools:
@@ -629,7 +627,7 @@ class _Rows:
     @cached_property
     def answers(self) -> pa.StringArray:
         """One text per assistant message."""
-        return self.flat["content"].filter(pa.array(self._is_answer))
+        return self.flat.content.filter(pa.array(self._is_answer))
 
     @cached_property
     def joined_answers(self) -> pa.StringArray:
@@ -648,7 +646,7 @@ class _Rows:
         at = np.flatnonzero(self._is_answer)
         is_first = np.isin(at, self.flat.offsets)
         mask = is_first | ~user[np.maximum(at - 1, 0)]
-        return self.flat["content"].take(pa.array(np.maximum(at - 1, 0), mask=mask))
+        return self.flat.content.take(pa.array(np.maximum(at - 1, 0), mask=mask))
 
     @cached_property
     def calls_nothing(self) -> Bools:

@@ -228,6 +228,7 @@ class PlainTemplate:
         """First message form in which no text is lost; otherwise, the first that renders at all."""
         plain, parts = MessageForm(), MessageForm(has_content_parts=True)
         only_parts = not self._writes(_CHAT[:2], plain) and bool(self._writes(_CHAT[:2], parts))
+        # Objects are tried before text, and no ids before ids, because most templates take these.
         is_numbered = self._config.call_ids is not None
         forms = [
             MessageForm(
@@ -252,15 +253,11 @@ class PlainTemplate:
     def switch(self) -> tuple[str, object, object] | None:
         """The argument that changes the opening of answers, its thinking and its other value."""
         known = {*self.arguments, *_MARKS, "messages", "tools", "add_generation_prompt"}
-        for name, probe in product(sorted(self._names - known), (_CHAT[:1], _CALL[:3])):
+        for name, (probe, last) in product(sorted(self._names - known), _ASKED):
             values = self._values.get(name, (True, False))
             values = tuple(value for value in values if self._leads_to_answer({name: value}))
             done = {value: self.probe(probe, is_prompt=True, **{name: value}) for value in values}
-            opened = {
-                value: prompt.rpartition(probe[-1]["content"])[2]
-                for value, prompt in done.items()
-                if prompt
-            }
+            opened = {value: prompt.rpartition(last)[2] for value, prompt in done.items() if prompt}
             if len({*opened.values()}) > 1:
                 own = self.probe(probe, is_prompt=True)
                 usual = sorted(opened, key=lambda value: done[value] != own)
@@ -271,15 +268,15 @@ class PlainTemplate:
 
     def _leads_to_answer(self, arguments: dict[str, object]) -> bool:
         """Return True if the prompt ends as answers begin, not counting empty reasoning."""
-        asked, answer = _CHAT[0], _CHAT[1]
+        asked, answer = _CHAT[:2]
         prompt = self.probe([asked], is_prompt=True, **arguments)
-        opening = (prompt or "").rpartition(asked["content"])[2]
+        opening = (prompt or "").rpartition(_TEXT[0])[2]
         if prompt is None or "think>" in opening:
             return prompt is not None
         for own in (answer, {**answer, "reasoning": "Likewise"}):
             whole = self.probe([asked, own], is_prompt=False, **arguments) or ""
-            written = whole.rpartition(asked["content"])[2]
-            header = re.split(f"Likewise|{answer['content']}", written)[0]
+            written = whole.rpartition(_TEXT[0])[2]
+            header = re.split(f"Likewise|{_TEXT[1]}", written)[0]
             if written and (header.startswith(opening) or opening.startswith(header)):
                 return True
         return False
@@ -315,7 +312,7 @@ class PlainTemplate:
     def starts(self) -> list[str]:
         """Return the text before the first question, in all modes."""
         prompts = [self.probe(_CHAT[:1], is_prompt=True, **mode) for mode in self._modes]
-        return [prompt.partition(_CHAT[0]["content"])[0] for prompt in prompts if prompt]
+        return [prompt.partition(_TEXT[0])[0] for prompt in prompts if prompt]
 
     def openings(self) -> list[str]:
         """Return the openings of an answer after a question and after a tool result, in all modes.
@@ -324,7 +321,7 @@ class PlainTemplate:
         after the last content: `[/INST]`.
         """
         found: dict[str, None] = {}
-        for asked, mode in product((_CHAT[:1], _CALL[:3]), self._modes):
+        for (asked, last), mode in product(_ASKED, self._modes):
             prompt = self.probe(asked, is_prompt=True, **mode)
             bare = self.probe(asked, is_prompt=False, **mode)
             if prompt is None:
@@ -332,7 +329,7 @@ class PlainTemplate:
             if bare is not None and prompt.startswith(bare) and prompt != bare:
                 found[prompt.removeprefix(bare)] = None
             else:
-                found[prompt.rpartition(asked[-1]["content"])[2]] = None
+                found[prompt.rpartition(last)[2]] = None
         return [opening for opening in found if opening]
 
     @cached_property
@@ -481,3 +478,5 @@ _CALL: Messages = [
     {"role": "tool", "content": _TEXT[1]},
     {"role": "assistant", "content": _TEXT[2]},
 ]
+_ASKED = ((_CHAT[:1], _TEXT[0]), (_CALL[:3], _TEXT[1]))
+"""What an answer follows, a question or a tool result, and the last text of it."""

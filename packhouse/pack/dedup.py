@@ -183,7 +183,9 @@ def fingerprint_table(
     """
     num_rows = validated.num_rows
     flat = FlatMessages.of(validated["messages"])
-    normal = {name: _normal(flat[name]) for name in ("content", "context", "reasoning")}
+    normal = {
+        name: _normal(flat.values.field(name)) for name in ("content", "context", "reasoning")
+    }
     asides = [one_chunk(validated[name]) for name in ("tools", "label", "arguments", "weight")]
     messages = flat.to_lists(**normal)
     shingles, offsets = np.zeros(0, np.uint32), np.zeros(num_rows + 1, np.int64)
@@ -227,7 +229,7 @@ def _shingles(validated: pa.Table, config: DedupConfig) -> tuple[Uint32s, Int64s
     for name in _TEXTS:
         has = flat.has(name) & (flat.roles != SYSTEM)
         if has.any():
-            text_columns.append(flat[name].filter(pa.array(has)))
+            text_columns.append(flat.values.field(name).filter(pa.array(has)))
             row_parts.append(flat.rows[has])
             answer_parts.append(flat.roles[has] == ASSISTANT)
     texts = pa.chunked_array(text_columns, pa.string()).combine_chunks()

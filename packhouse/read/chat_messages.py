@@ -31,6 +31,8 @@ def text_turn(role: str, content: str, context: str | None = None) -> Turn:
 
 
 # Role in the file -> role. Other names are kept, and the rules will refuse the conversation.
+# `developer` is OpenAI's; `human`, `gpt`, `function_call` and `observation` are ShareGPT's,
+# `prompter` is OpenAssistant's.
 _ROLES = {
     "system": "system",
     "developer": "system",
@@ -64,6 +66,7 @@ MAX_WEIGHT = 1e6
 """Largest weight of a message, part, row or token; far below the limit of float32."""
 
 _CALL_ROLES = ("function_call", "tool_call")
+# Reasoning, as in DeepSeek's API, in OpenRouter's, and in gpt-oss's template.
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 _READ = {"tool_calls", "function_call", "tool_call_id", "name", *_REASONING, *WEIGHTS, *SPANS}
 _READ_BY_SPEAKER = {
@@ -204,10 +207,11 @@ def _read_message(message: object, number: int) -> Turn:
         raise BadRowError("type", f"message {number}: role is {kind_of(raw_role)}, not text")
     role = _ROLES.get(raw_role, raw_role)
     calls: list[object] = []
-    if message.get("tool_calls") not in (None, []):
-        calls += _read_calls(message["tool_calls"], number)
-    if message.get("function_call"):  # OpenAI's older form: one call, not a list
-        calls += _read_calls(message["function_call"], number)
+    tool_calls, function_call = map(message.get, ("tool_calls", "function_call"))
+    if tool_calls not in (None, []):
+        calls += _read_calls(tool_calls, number)
+    if function_call:  # OpenAI's older form: one call, not a list
+        calls += _read_calls(function_call, number)
     if raw_role in _CALL_ROLES:
         calls, value = _read_calls(value, number), ""
     said, thought, calls = _read_content(value, calls, number)
@@ -269,6 +273,7 @@ def _read_reasoning(message: dict[str, Any], name: str, number: int) -> Pieces:
     return said or thought
 
 
+# OpenAI's Responses API has `input_text` and `output_text`, Anthropic's API has `thinking`.
 _PART_KINDS = {
     "text": "text",
     "input_text": "text",
@@ -325,8 +330,9 @@ def _read_calls(value: object, number: int) -> list[object]:
     calls: list[object] = []
     for call in value if isinstance(value, list) else [value]:
         call = call if isinstance(call, dict) else {}
-        function = call.get("function", call)
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        function, call_id = call.get("function", call), call.get("id")
+        name = function.get("name") if isinstance(function, dict) else None
+        if not isinstance(name, str):
             raise BadRowError("tool_calls", f"message {number}: a tool call has no function name")
         arguments = function.get("arguments", function.get("parameters", {}))
         what = f"message {number}: the arguments of a tool call"
@@ -334,9 +340,8 @@ def _read_calls(value: object, number: int) -> list[object]:
             arguments = _read_arguments(arguments, what)
         elif not isinstance(arguments, dict):
             raise BadRowError("tool_calls", f"{what} are {kind_of(arguments)}, not an object")
-        call_id = {"id": call["id"]} if isinstance(call.get("id"), str) else {}
-        named = {"name": function["name"], "arguments": arguments}
-        calls.append(call_id | {"type": "function", "function": named})
+        whole = {"type": "function", "function": {"name": name, "arguments": arguments}}
+        calls.append({"id": call_id, **whole} if isinstance(call_id, str) else whole)
     return calls
 
 

@@ -42,13 +42,10 @@ class FileStream:
     _storage_error: Exception | None = None
 
     def __iter__(self) -> Iterator[bytes]:
-        return self._uncompressed() if self.encoding == "utf-8" else self._in_utf8()
-
-    def _in_utf8(self) -> Iterator[bytes]:
-        """Yield chunks of text in another encoding as UTF-8.
-
-        A byte that cannot be decoded becomes three bytes of invalid UTF-8, so that its row is bad.
-        """
+        if self.encoding == "utf-8":
+            yield from self._uncompressed()
+            return
+        # A byte that cannot be decoded becomes three bytes of invalid UTF-8, so its row is bad.
         decoder = codecs.getincrementaldecoder(self.encoding)("surrogateescape")
         try:
             for chunk in self._uncompressed():
@@ -181,6 +178,7 @@ class _Cursor:
                 return b"".join(parts)
 
 
+# Each keeps a file open, and in memory two chunks of 4 MiB.
 _MAX_IDLE = 8
 # Open streams and what they were opened with, the least recently used first.
 _IDLE: list[tuple[tuple[str, str, str, str], _Cursor]] = []

@@ -32,22 +32,42 @@ from packhouse.recipe import SourceConfig
 from packhouse.system.plugins import BadRowError
 
 
+@dataclass(slots=True, eq=False)
+class TreeMessage:
+    """A message of a tree. Its values are checked when a path reaches it."""
+
+    role: Any = None
+    text: Any = None
+    rank: Any = None
+    """0 is the best answer."""
+    deleted: Any = None
+    replies: Any = None
+    """A list of messages, or its JSON text; null is empty."""
+    row: int = 0
+    """Index of its row, in files with one row per message."""
+    message_id: Any = ""
+    parent_id: Any = None
+
+
 class Said(NamedTuple):
     """A message on a path."""
 
     role: str
     text: str
-    message: dict[str, Any]
+    message: TreeMessage
 
 
-def tree_paths(root: dict[str, Any], which: Literal["best", "all"]) -> list[list[Said]]:
+_IN_TREES = ("role", "text", "rank", "deleted", "replies")
+
+
+def tree_paths(root: TreeMessage, which: Literal["best", "all"]) -> list[list[Said]]:
     """Return the best path from the prompt to an answer, or all paths, best first.
 
     A path ends with an assistant message. Siblings are ordered by `rank` (0 is best; unranked ones
     come last, in file order). Deleted messages are left out with all replies to them.
 
     Args:
-        root: a message with `role`, `text` and optionally `rank`, `deleted` and `replies`.
+        root: the prompt; replies in it may be objects of the file.
         which: `best` or `all`.
 
     Raises:
@@ -55,30 +75,33 @@ def tree_paths(root: dict[str, Any], which: Literal["best", "all"]) -> list[list
 
     Example:
         >>> def say(role, text, *replies):
-        ...     return {"role": role, "text": text, "replies": [*replies]}
+        ...     return TreeMessage(role, text, replies=[*replies])
         >>> unanswered = say("assistant", "2", say("prompter", "And 2+2?"))
         >>> root = say("prompter", "1+1?", unanswered, say("assistant", "Two."))
         >>> [[said.text for said in path] for path in tree_paths(root, "all")]
         [['1+1?', '2'], ['1+1?', 'Two.']]
     """
     found: list[list[Said]] = []
-    stack: list[tuple[dict[str, Any], list[Said]]] = [(root, [])]
+    stack: list[tuple[TreeMessage, list[Said]]] = [(root, [])]
     while stack and not (found and which == "best"):
         message, path = stack.pop()
-        if message.get("deleted"):
+        if message.deleted:
             continue
-        role, text = message.get("role"), message.get("text")
+        role, text = message.role, message.text
         if not isinstance(role, str) or not isinstance(text, str):
             raise BadRowError("type", "role or text of a message in the tree is not text")
         path = [*path, Said("user" if role == "prompter" else role, text, message)]
-        replies = message.get("replies")
-        replies = [] if replies is None else value_of(replies)
-        if not isinstance(replies, list) or not all(isinstance(each, dict) for each in replies):
+        replies = [] if message.replies is None else value_of(message.replies)
+        if not isinstance(replies, list) or not all(
+            isinstance(each, dict | TreeMessage) for each in replies
+        ):
             raise BadRowError("type", "replies is not a list of objects")
-        replies = [each for each in replies if not each.get("deleted")]
-        replies.sort(
-            key=lambda r: r["rank"] if isinstance(r.get("rank"), int | float) else math.inf
-        )
+        replies = [
+            each if isinstance(each, TreeMessage) else TreeMessage(*map(each.get, _IN_TREES))
+            for each in replies
+        ]
+        replies = [each for each in replies if not each.deleted]
+        replies.sort(key=lambda r: r.rank if isinstance(r.rank, int | float) else math.inf)
         if not replies:
             path = path if path[-1].role == "assistant" else path[:-1]
             if path and (
@@ -93,7 +116,7 @@ def tree_paths(root: dict[str, Any], which: Literal["best", "all"]) -> list[list
 
 def build_trees(
     rows: Sequence[Any], naming: Mapping[tuple[str, ...], Names]
-) -> tuple[list[dict[str, Any]], list[tuple[int, str, str]]]:
+) -> tuple[list[TreeMessage], list[tuple[int, str, str]]]:
     """Build trees from rows that name the message they reply to.
 
     Rows may come in any order. A message whose parent is not in the file is an orphan, and so are
@@ -104,8 +127,7 @@ def build_trees(
         naming: keys of rows -> our field -> the row's field.
 
     Returns:
-        The roots, in which every message has `row`, the index of its row; and (index, reason,
-        detail) of rows that are not messages or belong to no tree.
+        The roots; and (index, reason, detail) of rows that are not messages or belong to no tree.
 
     Example:
         >>> rows = [
@@ -114,63 +136,65 @@ def build_trees(
         ... ]
         >>> names = {"message_id": "id", "parent_id": "parent", "text": "text", "role": "role"}
         >>> (root,), _ = build_trees(rows, {("id", "parent", "text", "role"): names})
-        >>> root["text"], root["replies"][0]["text"]
+        >>> root.text, root.replies[0].text
         ('Hello', 'Hi')
     """
-    roots: list[dict[str, Any]] = []
+    roots: list[TreeMessage] = []
     failures: list[tuple[int, str, str]] = []
-    messages: dict[str, dict[str, Any]] = {}
+    messages: dict[str, TreeMessage] = {}
     for index, row in enumerate(rows):
         try:
             if not isinstance(row, dict):
                 raise BadRowError("not_an_object", f"the row is {kind_of(row)}, not an object")
             message = _message(row, naming[tuple(row)], index)
-            if message["message_id"] in messages:
-                shown = repr(message["message_id"][:60])
+            if message.message_id in messages:
+                shown = repr(message.message_id[:60])
                 raise BadRowError("tree", f"message_id {shown} is already used by an earlier row")
         except BadRowError as bad:
             failures.append((index, bad.reason, bad.detail))
             continue
-        messages[message["message_id"]] = message
+        messages[message.message_id] = message
     for message in messages.values():
-        parent = message["parent_id"]
+        parent = message.parent_id
         if not parent:
             roots.append(message)
         elif parent in messages:
-            messages[parent]["replies"].append(message)
+            messages[parent].replies.append(message)
     # A message not reached from a root is an orphan, replies to one, or is part of a cycle.
     reached: set[str] = set()
     stack = list(roots)
     while stack:
         message = stack.pop()
-        reached.add(message["message_id"])
-        stack += message["replies"]
+        reached.add(message.message_id)
+        stack += message.replies
     for name, message in messages.items():
         if name not in reached:
-            is_there = message["parent_id"] in messages
+            is_there = message.parent_id in messages
             why = "is an orphan or a reply to it" if is_there else "is not in the file"
-            failures.append((message["row"], "orphan", f"its parent {why}"))
+            failures.append((message.row, "orphan", f"its parent {why}"))
     return roots, failures
 
 
-def _message(row: dict[str, Any], names: Mapping[str, str], index: int) -> dict[str, Any]:
+def _message(row: dict[str, Any], names: Mapping[str, str], index: int) -> TreeMessage:
     for ours in ("message_id", "parent_id", "text", "role"):
         if ours not in names:
             raise BadRowError("fields", f"no field {ours!r}")
-    message = {ours: row[name] for ours, name in names.items()}
+    message = TreeMessage(**{ours: row[name] for ours, name in names.items()}, row=index)
+    message.replies = []  # `build_trees` adds them
     for ours in ("message_id", "text", "role"):
-        if not isinstance(message[ours], str):
-            raise BadRowError("type", f"{names[ours]} is {kind_of(message[ours])}, not text")
-    if not isinstance(message["parent_id"], str | None):
-        kind = kind_of(message["parent_id"])
+        value = getattr(message, ours)
+        if not isinstance(value, str):
+            raise BadRowError("type", f"{names[ours]} is {kind_of(value)}, not text")
+    if not isinstance(message.parent_id, str | None):
+        kind = kind_of(message.parent_id)
         raise BadRowError("type", f"{names['parent_id']} is {kind}, not text or null")
-    if message["role"] not in ("prompter", "assistant", "user", "system"):
-        raise BadRowError("unknown_role", f"role {message['role'][:40]!r}")
-    if isinstance(message.get("deleted"), str):  # in CSV
-        message["deleted"] = message["deleted"].lower() in ("true", "1")
-    if isinstance(rank := message.get("rank"), str):
-        message["rank"] = float(rank) if rank.replace(".", "", 1).isdecimal() else None
-    return message | {"replies": [], "row": index}
+    if message.role not in ("prompter", "assistant", "user", "system"):
+        raise BadRowError("unknown_role", f"role {message.role[:40]!r}")
+    if isinstance(message.deleted, str):  # in CSV
+        message.deleted = message.deleted.lower() in ("true", "1")
+    if isinstance(rank := message.rank, str):  # in CSV
+        message.rank = float(rank) if rank.replace(".", "", 1).isdecimal() else None
+    return message
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,7 +252,8 @@ class MessageTree(RowFormat):
     def read(self, row: Row, names: Names, config: SourceConfig) -> list[Conversation]:
         """Read the best path, or all paths, best first."""
         check_present(row, self.required, names, config)
-        root = {ours: row[name] for ours, name in names.items()} | {"deleted": row.get("deleted")}
+        own = {ours: row[name] for ours, name in names.items()}
+        root = TreeMessage(**own, deleted=row.get("deleted"))
         return [_spoken(path) for path in tree_paths(root, config.oasst_paths)]
 
 
@@ -260,17 +285,17 @@ class MessageRows(RowFormat):
             joined: set[int] = set()
             try:
                 paths = tree_paths(root, config.oasst_paths)
-                joined = {said.message["row"] for path in paths for said in path}
-                found += [(root["row"], _spoken(path)) for path in paths]
+                joined = {said.message.row for path in paths for said in path}
+                found += [(root.row, _spoken(path)) for path in paths]
             except BadRowError as bad:
-                failures.append((root["row"], bad.reason, bad.detail))
-            detail = f"in the tree of message {root['message_id'][:60]!r}"
-            stack = list(root["replies"])
+                failures.append((root.row, bad.reason, bad.detail))
+            detail = f"in the tree of message {root.message_id[:60]!r}"
+            stack = list(root.replies)
             while stack:
                 message = stack.pop()
-                reason = "joined" if message["row"] in joined else "other_path"
-                dropped.append((message["row"], reason, detail))
-                stack += message["replies"]
+                reason = "joined" if message.row in joined else "other_path"
+                dropped.append((message.row, reason, detail))
+                stack += message.replies
         return Adapted.of(found, failures, sorted(dropped))
 
 
@@ -408,14 +433,16 @@ class _Sides(RowFormat):
         check_present(row, self.required, names, config)
         if "winner" not in names or not _CANDIDATE.fullmatch(names["chosen"]):
             return names
-        won = str(row[names["winner"]])
+        # `preference` reads only the chosen answer, so `rejected` may be missing.
+        winner, first, second = names["winner"], names["chosen"], names.get("rejected", "")
+        won = str(row[winner])
         said = _WINNER.fullmatch(won.strip().lower())
-        if said and said[1] == names["chosen"][-1].lower():
+        if said and said[1] == first[-1].lower():
             return names
-        if said and said[1] == names["rejected"][-1].lower():
-            return names | {"chosen": names["rejected"], "rejected": names["chosen"]}
-        detail = f"{names['winner']} is {won[:60]!r}, which is neither"
-        raise BadRowError("label", f"{detail} {names['chosen']} nor {names['rejected']}")
+        if said and said[1] == second[-1:].lower():
+            return names | {"chosen": second, "rejected": first}
+        sides = f"neither {first} nor {second}" if second else f"not {first}"
+        raise BadRowError("label", f"{winner} is {won[:60]!r}, which is {sides}")
 
 
 @dataclass(frozen=True, kw_only=True)

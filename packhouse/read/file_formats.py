@@ -44,7 +44,7 @@ _COMPRESSIONS: tuple[tuple[Compression, bytes, str], ...] = (
     ("gzip", b"\x1f\x8b", ".gz"),
     ("zstd", b"\x28\xb5\x2f\xfd", ".zst"),
 )
-_ARROW_MAGICS = (b"ARROW1", b"\xff\xff\xff\xff")
+_ARROW_MAGICS = (b"ARROW1", b"\xff\xff\xff\xff")  # of a file, and of a stream's first message
 _SQLITE_MAGIC = b"SQLite format 3\0"
 _ZIP_MAGIC = b"PK\x03\x04"
 _MAGICS = (
@@ -128,6 +128,7 @@ def format_of(head: bytes, name: str, wanted: FileFormat | Literal["auto"], uri:
         if not head.startswith(_ZIP_MAGIC):
             raise SourceError(f"source file '{uri}' is not XLSX or ODS: it is {what}", uri=uri)
         return "xlsx"
+    # DuckDB's magic follows a checksum of 8 bytes.
     database: FileFormat | None = "duckdb" if head[8:12] == b"DUCK" else None
     if head.startswith(_SQLITE_MAGIC):
         database = "sqlite"
@@ -222,6 +223,7 @@ def _what_is(head: bytes) -> str:
         return "UTF-32 text"
     if head.startswith((b"\xff\xfe", b"\xfe\xff")):
         return "UTF-16 text"
+    # UTF-16 without a mark has a zero next to each ASCII character: "a" is 61 00 or 00 61.
     sample = head[:4096]
     even, odd = sample[::2].count(0), sample[1::2].count(0)
     if len(sample) >= 8 and max(even, odd) > max(len(sample) / 4, 4 * min(even, odd)):

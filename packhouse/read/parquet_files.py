@@ -199,6 +199,8 @@ class _Decoder:
         self.allowed = min(MAX_SHARD_DECODED_BYTES, max(RATIO_FREE_BYTES, ratio_bytes))
         self.reader: Any
         if self.is_parquet:
+            # Columns are read through a buffer of 1 MiB; `pre_buffer` would load them whole, in
+            # threads.
             self.reader = pq.ParquetFile(file, pre_buffer=False, buffer_size=2**20)
             self.schema = self.reader.schema_arrow
             num_columns = len(self.reader.metadata.schema)

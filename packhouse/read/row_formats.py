@@ -257,6 +257,7 @@ def class_index(label: object, classes: list[str] | None) -> int:
     if isinstance(label, str):
         if classes is not None and label in classes:
             return classes.index(label)
+        # Up to nine digits: `int` refuses texts of over 4,300 with an error of its own.
         text = label.strip()
         if not (text.isascii() and text.isdigit() and len(text) < 10):
             known = f"not one of {classes}" if classes else "text, but `label_names` is not set"

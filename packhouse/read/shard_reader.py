@@ -389,6 +389,7 @@ def _apply_rules(
     good[list(violations)] = False
     bad = [(int(adapted.origin[place]), *why) for place, why in sorted(violations.items())]
     if row_format == "pairs":
+        # Sides [good, bad, good, good] of two pairs: only the second pair is kept, as a whole.
         good = np.repeat(good.reshape(-1, 2).all(axis=1), 2)
         bad = list({why[0]: why for why in reversed(bad)}.values())
     return adapted.take(np.flatnonzero(good)), bad

@@ -320,6 +320,7 @@ def _changed(shard: SourceShard) -> SourceError:
 MAX_WHOLE_BYTES = 2**29
 """Largest file, in bytes, whose rows can be read together."""
 
+# A scan looks at all rows; those over the recipe's limit become bad when their shard is read.
 _ANY_SIZE = ValidateConfig(max_row_bytes=2**31)
 
 

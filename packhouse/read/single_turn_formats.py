@@ -54,6 +54,7 @@ class TextFields(RowFormat):
         reasoning = optional_text(row, names, "reasoning") or None
         system = optional_text(row, names, "system")
         turns = [text_turn("system", system)] if system else []
+        # Earlier questions and answers, as in LLaMA-Factory's Alpaca files.
         history = row.get(names.get("history"))
         history = [] if history in (None, "") else value_of(history)
         if not isinstance(history, list):

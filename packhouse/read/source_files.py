@@ -139,7 +139,7 @@ def open_file(uri: str) -> IO[bytes]:
     """Open a file for large sequential reads."""
     path = local_path(uri)
     if path is not None:
-        return path.open("rb", buffering=0)
+        return path.open("rb", buffering=0)  # chunks of 4 MiB need no buffer
     filesystem, inside = open_filesystem(uri)  # same endpoint and checksum settings as our stores
     opened: IO[bytes] = filesystem.open(inside, "rb", block_size=8 * 2**20)
     return opened
@@ -289,6 +289,7 @@ def _find_in_bucket(uri: str) -> list[SourceFile]:
 
 
 def _pin(info: Mapping[str, Any]) -> str:
+    # s3fs says `ETag`, obstore `e_tag`.
     tag = info.get("ETag") or info.get("e_tag") or info.get("LastModified")
     return str(tag or "").strip('"')
 
@@ -342,8 +343,9 @@ def parse_hub_uri(uri: str) -> HubPath:
             f"source '{uri}' is not a path in a dataset repository. Expected "
             "hf://datasets/ORG/NAME[@REVISION]/PATH"
         )
-    revision = (match["revision"] or "main").replace("%2F", "/")
-    return HubPath(repo=match["repo"], revision=revision, path=(match["path"] or "").strip("/"))
+    repo, revision, path = match.groups()
+    revision = (revision or "main").replace("%2F", "/")
+    return HubPath(repo=repo, revision=revision, path=(path or "").strip("/"))
 
 
 def find_on_hub(uri: str) -> list[SourceFile]:

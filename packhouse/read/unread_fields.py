@@ -275,6 +275,7 @@ class UnreadTexts:
         read: defaultdict[int, list[str]] = defaultdict(list)
         places = np.flatnonzero(np.isin(adapted.origin, list(found)))
         messages = adapted.messages.take(pa.array(places))
+        # Conversations of [2 1] messages end at [2 3], so messages 0 1 2 are of rows 0 0 1.
         ends = np.cumsum(messages.value_lengths())
         of_message = adapted.origin[places][
             np.searchsorted(ends, np.arange(len(messages.flatten())), side="right")

@@ -83,6 +83,7 @@ def kind_of_values(values: list[object], known: Kind = "null") -> Kind:
         >>> kind_of_values([1, None, 2.5]), kind_of_values([{"a": 1}, {"b": []}])
         ('float', {'a': 'int', 'b': ['null']})
     """
+    # Types decide, except for integers: one over 64 bits makes its field `float`.
     kinds = set(map(type, values)) - {type(None)}
     if kinds <= _SCALARS.keys() - {int}:
         for kind in kinds:
@@ -832,7 +833,8 @@ def _values(what: str, text: str, rows: pa.RecordBatch) -> tuple[pa.Array, dict[
     except duckdb.Error as error:
         raise SourceError(f"{what}: {_problem(error)}. Simplify it") from None
     # `TRY` gives NULL both for failures and for NULL values. `... IS NULL` distinguishes them: it
-    # is true or false unless the expression fails.
+    # is true or false unless the expression fails. To halve the block until one row is left would
+    # take 16 queries for each.
     fails = [value is None for value in _run(f"TRY({expression} IS NULL)", rows).to_pylist()]
     if sum(fails) > MAX_FAILED:
         raise SourceError(
@@ -851,6 +853,7 @@ def _values(what: str, text: str, rows: pa.RecordBatch) -> tuple[pa.Array, dict[
 def _run(expression: str, rows: pa.RecordBatch) -> pa.Array:
     connection = _connection()
     connection.register("packhouse rows", pa.table(rows))
+    # Not as WHERE, whose parts DuckDB orders by cost, so that the first error would vary.
     found = connection.sql(f"SELECT {expression} AS {_VALUE} FROM {_ROWS}").to_arrow_table()
     assert found.num_rows == rows.num_rows, "an expression has one value per row"
     return found.column(0).combine_chunks()

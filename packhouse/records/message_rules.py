@@ -11,7 +11,7 @@ other role is quarantined; the message is never dropped or rendered.
 """
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
@@ -92,7 +92,7 @@ class FlatMessages(Runs):
         >>> from packhouse.records.table_schemas import CONVERSATION
         >>> turns = [{"role": role, "content": "Hi"} for role in ("user", "assistant")]
         >>> flat = FlatMessages.of(pa.array([turns, [], turns[:1]], CONVERSATION))
-        >>> flat.rows.tolist(), flat.roles.tolist(), flat["content"].to_pylist()
+        >>> flat.rows.tolist(), flat.roles.tolist(), flat.content.to_pylist()
         ([0, 0, 2], [1, 2, 1], ['Hi', 'Hi', 'Hi'])
     """
 
@@ -100,6 +100,20 @@ class FlatMessages(Runs):
     """Start of each conversation and the end of the last, shape [num_conversations + 1]."""
     values: pa.StructArray
     """Type MESSAGE."""
+    # The fields of all messages, see MESSAGE.
+    role: pa.Array = field(init=False)
+    content: pa.Array = field(init=False)
+    context: pa.Array = field(init=False)
+    reasoning: pa.Array = field(init=False)
+    tool_calls: pa.Array = field(init=False)
+    tool_call_id: pa.Array = field(init=False)
+    name: pa.Array = field(init=False)
+    weight: pa.Array = field(init=False)
+    part_weights: pa.Array = field(init=False)
+
+    def __post_init__(self) -> None:
+        for own, column in zip(MESSAGE, self.values.flatten(), strict=True):
+            object.__setattr__(self, own.name, column)
 
     @classmethod
     def of(cls, conversations: pa.Array | pa.ChunkedArray) -> "FlatMessages":
@@ -107,23 +121,19 @@ class FlatMessages(Runs):
         values, offsets = list_items(conversations)
         return cls(offsets, values)
 
-    def __getitem__(self, field: str) -> pa.Array:
-        """Return a field of all messages."""
-        return self.values.field(field)
-
     @cached_property
     def roles(self) -> npt.NDArray[np.int8]:
         """Role of each message as its index in `ROLES`, or `UNKNOWN`."""
-        found = pc.index_in(self["role"], value_set=pa.array(ROLES))
+        found = pc.index_in(self.role, value_set=pa.array(ROLES))
         return np.asarray(pc.fill_null(found, UNKNOWN)).astype(np.int8)
 
     def has(self, field: str) -> Bools:
         """Return a mask of the messages whose field is not null; it may be empty."""
-        return np.asarray(self[field].is_valid(), np.bool_)
+        return np.asarray(self.values.field(field).is_valid(), np.bool_)
 
     def to_lists(self, **fields: pa.Array) -> pa.Array:
         """Return conversations of type `table_schemas.CONVERSATION` with some fields replaced."""
-        columns = [fields.get(field.name, self[field.name]) for field in MESSAGE]
+        columns = [fields.get(own.name, self.values.field(own.name)) for own in MESSAGE]
         values = pa.StructArray.from_arrays(columns, fields=list(MESSAGE))
         return list_array(values, self.offsets, MESSAGE)
 
@@ -166,7 +176,7 @@ class FlatMessages(Runs):
                 total = np.append(0, through)[self.offsets]
                 is_trained &= through == np.repeat(total[1:], self.counts)
         weights = is_trained.astype(np.float32)
-        given = self["weight"]
+        given = self.weight
         if given.null_count < len(given):
             own = given.to_numpy(zero_copy_only=False)  # NaN where null
             weights = np.where(np.isnan(own), weights, own).astype(np.float32)
@@ -273,20 +283,21 @@ def _broken_rules(
         last[full] = roles[flat.offsets[1:][full] - 1]
         yield "ends_on_user", (last == USER) & (not allow_ends_on_user)
         yield "ends_on_tool", last == TOOL
-    blank = num_bytes(pc.utf8_ltrim_whitespace(flat["content"])) == 0
+    blank = num_bytes(pc.utf8_ltrim_whitespace(flat.content)) == 0
     if blank.any():
         no_context, no_call, no_reasoning = (
-            num_bytes(pc.utf8_ltrim_whitespace(flat[name])) == 0
-            for name in ("context", "tool_calls", "reasoning")
+            num_bytes(pc.utf8_ltrim_whitespace(column)) == 0
+            for column in (flat.context, flat.tool_calls, flat.reasoning)
         )
         yield "empty_prompt", (roles == USER) & blank & no_context
-        is_trained = np.asarray(pc.fill_null(flat["weight"], 1.0)) != 0
+        is_trained = np.asarray(pc.fill_null(flat.weight, 1.0)) != 0
         silent = blank & no_call & no_reasoning & is_trained
         yield "empty_answer", (roles == ASSISTANT) & silent
-    for column in map(flat.__getitem__, TEXT_FIELDS):
+    for column in map(flat.values.field, TEXT_FIELDS):
         if column.null_count == len(column):
             continue
         # Look at all bytes and lengths at once; texts are searched only if one may break a rule.
+        # Searching each took 0.5 s of the 4.3 s that validate needed for 520,020 rows.
         if string_bytes(column)[0].min(initial=1) == 0:
             has_nul = pc.match_substring_regex(column, r"\x00")
             yield "control", np.asarray(pc.fill_null(has_nul, False))

@@ -172,6 +172,7 @@ def _are_equal(
 ) -> Bools:
     """Return a mask of rows whose first `lengths` tokens are the same on both sides."""
     is_equal = np.asarray(lengths[0] == lengths[1], np.bool_)
+    # Lengths [2 3] -> tokens [0 1 0 1 2] of rows [0 0 1 1 1].
     counts = np.where(is_equal, lengths[0], 0)
     rows, within = np.repeat(np.arange(len(counts)), counts), count_up(counts)
     first, second = (ids[offsets[:-1][rows] + within] for ids, offsets in sides)
@@ -211,6 +212,8 @@ def split_sides(tokenized: pa.Table) -> tuple[pa.Table, pa.Table]:
     ids, offsets = flat_list(tokenized["input_ids"])
     ranges = read_ranges(tokenized["trained_ranges"])
     num_chosen = ranges.ends[::2]  # a side ends with its answer
+    # Records [0, 7) and [7, 12), chosen sides of 4 and 2 tokens: bounds [0 4 7 9], to which the end
+    # is added. Of the four lists, the first and third are chosen.
     bounds = np.stack([offsets[:-1], offsets[:-1] + num_chosen], axis=1).ravel()
     lists = list_array(pa.array(ids), np.append(bounds, offsets[-1]), pa.int32())
     sides = []

@@ -49,6 +49,7 @@ from packhouse.records.table_schemas import VALIDATED
 
 GroupBy = Literal["prompt", "record"]
 
+# Numbers that no message begins with, since it begins with its role, 0 to 3. They never change.
 _TOOLS_TAG, _LABEL_TAG, _ARGUMENTS_TAG, _WEIGHT_TAG, _LABEL_NAME_TAG, _THOUGHT_TAG = range(100, 106)
 
 
@@ -97,15 +98,15 @@ def conversation_ids(
     head[:, 0] = flat.roles
     texts = []
     for place, name in enumerate(TEXT_FIELDS, start=1):
-        column = flat[name]
+        column = flat.values.field(name)
         head[:, place] = np.asarray(pc.fill_null(pc.binary_length(column), -1))
         if column.null_count < num_messages:
             texts.append(pc.fill_null(column.cast(pa.binary()), b""))
-    parts = flat["part_weights"]
+    parts = flat.part_weights
     if parts.null_count < num_messages:  # unambiguous: it begins with `[`, unlike any message head
         texts.append(pc.fill_null(parts.cast(pa.binary()), b""))
     # The bits of the weight; -1, which is the bits of a NaN, if there is none.
-    weight = np.asarray(pc.fill_null(flat["weight"].cast(pa.float32()), np.nan), "<f4")
+    weight = np.asarray(pc.fill_null(flat.weight.cast(pa.float32()), np.nan), "<f4")
     head[:, 7] = np.where(np.isnan(weight), -1, weight.view("<i4"))
     starts = pa.py_buffer(np.arange(0, 32 * num_messages + 1, 32, dtype=np.int32))
     buffers = [None, starts, pa.py_buffer(head.tobytes())]
@@ -225,8 +226,8 @@ def group_keys(messages: pa.Array, record_ids: pa.Array, group_by: GroupBy) -> p
         seen = total[:-1] > np.repeat(total[flat.offsets[:-1]], flat.counts)
     asked = (flat.roles == USER) & ~seen
     asked |= np.repeat(flat.sums(asked) == 0, flat.counts)  # no question: all of the text
-    texts = flat["content"].filter(pa.array(asked))
-    context = flat["context"].filter(pa.array(asked))
+    texts = flat.content.filter(pa.array(asked))
+    context = flat.context.filter(pa.array(asked))
     if context.null_count < len(context):
         behind = pc.fill_null(pc.binary_join_element_wise("\n", context, ""), "")
         texts = pc.binary_join_element_wise(texts, behind, "")
@@ -417,7 +418,7 @@ def derive(
     bounds = np.append(0, np.cumsum(counts))
     values = FlatMessages.of(table["messages"]).values.take(pa.array(places))
     taken = FlatMessages(bounds, values)
-    given = taken["weight"].to_numpy(zero_copy_only=False).astype(np.float32)
+    given = taken.weight.to_numpy(zero_copy_only=False).astype(np.float32)
     decided = taken.decide_weights(config)
     for start, end, wanted in zip(bounds, bounds[1:], weights, strict=False):
         if wanted is not None and not np.array_equal(decided[start:end], wanted):

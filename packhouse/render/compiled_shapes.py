@@ -92,7 +92,7 @@ class FieldColumns:
         self._columns: dict[Hashable, Column] = {}
 
         # Calls. Shapes are one per message; 0 for messages without calls.
-        texts = conversations.messages["tool_calls"]
+        texts = conversations.messages.tool_calls
         self._calls: list[object] = []
         self._functions: list[dict[str, object]] = []  # of each call
         self._call_shapes: Int64s = np.zeros(len(texts), np.int64)
@@ -144,7 +144,7 @@ class FieldColumns:
     def shapes(self, wanted: Bools) -> Iterator[tuple[bytes, Int64s]]:
         """Yield each shape with the indices of its wanted rows, ascending."""
         messages = self._all.messages
-        flags = [num_bytes(self._joined_content) > 0, num_bytes(messages["reasoning"]) > 0]
+        flags = [num_bytes(self._joined_content) > 0, num_bytes(messages.reasoning) > 0]
         flags += map(messages.has, ("reasoning", "tool_call_id", "name", "tool_calls"))
         # One integer per message: bits 0 to 5 are role and training, 6 to 11 the fields that it
         # has, 16 and up the number of its calls' shape.
@@ -190,7 +190,7 @@ class FieldColumns:
         elif kind in ("call_id", "tool_call_id") and self._form().makes_ids:
             texts = self._made_ids[kind == "call_id"]
         elif name in messages.values.type.names:  # ids and names; contexts by themselves
-            texts = messages[name]
+            texts = messages.values.field(name)
         else:
             found = self._values(kind, *which)
             texts = pa.array([v if isinstance(v, str) else "" for v in found], pa.string())
@@ -211,7 +211,7 @@ class FieldColumns:
     @cached_property
     def _joined_content(self) -> pa.Array:
         r"""Contents; where a message has a context, content + "\\n" + context."""
-        content, context = self._all.messages["content"], self._all.context
+        content, context = self._all.messages.content, self._all.context
         if context.null_count == len(context):
             return content
         return pc.coalesce(pc.binary_join_element_wise(content, context, "\n"), content)
@@ -220,12 +220,12 @@ class FieldColumns:
     def _made_ids(self) -> tuple[pa.Array, pa.Array]:
         """Ids of tool results, one per message, and of calls, one per call."""
         flat = self._all.messages
-        has_calls, given = flat.has("tool_calls"), flat["tool_call_id"].to_pylist()
+        has_calls, given = flat.has("tool_calls"), flat.tool_call_id.to_pylist()
         of_results = [text or "" for text in given]
         of_calls: list[str] = [""] * len(self._calls)
         for row in np.flatnonzero(flat.sums(has_calls | (flat.roles == TOOL))).tolist():
             start, end = flat.offsets[row : row + 2].tolist()
-            roles = flat["role"][start:end].to_pylist()
+            roles = flat.role[start:end].to_pylist()
             contents = self._joined_content[start:end].to_pylist()
             messages: list[dict[str, object]] = [
                 {"role": role, "content": content, "tool_call_id": own}
@@ -465,6 +465,7 @@ class Filling:
         columns = [pa.StringArray.from_buffers(len(counts), edges, pieces.buffers()[2])]
         for begin, end in ((_CONTENT, _CONTENT), (_BEGINS, _ENDS)):
             first, last = (np.flatnonzero(marks & mark != 0) for mark in (begin, end))
+            # Rows of items [0, 3) and [3, 7), spans that begin at items [1 4 5]: 1 and 2 spans.
             own = np.diff(np.searchsorted(first, starts))
             shift = np.repeat(bounds[:-1], own)  # spans count from the start of their row
             begins, ends = offsets[first] - shift, offsets[last + 1] - shift

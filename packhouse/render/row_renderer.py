@@ -234,6 +234,7 @@ class RowRenderer:
             {"role": "assistant", "content": PROBE[2]},
         ]
         is_numbered = self._config.call_ids is not None
+        # Objects are tried before text, and no ids before ids, because most templates take these.
         forms = [
             MessageForm(ids and not is_numbered, is_numbered, text, self.has_content_parts)
             for text, ids in product((False, True), repeat=2)

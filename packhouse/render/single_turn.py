@@ -96,7 +96,7 @@ class SingleTurnEngine:
             if self.ends.space and opening == self.ends.bos + self.ends.space:
                 # A text that begins with a space does not get another one.
                 starts = conversations.messages.offsets[rows]
-                texts = conversations.messages["content"].take(pa.array(starts))
+                texts = conversations.messages.content.take(pa.array(starts))
                 is_spaced = pc.starts_with(texts, " ").to_numpy(zero_copy_only=False)
                 unspaced = self.build(shape, replace(self.ends, space=""))
                 assert isinstance(unspaced, CompiledTemplate)

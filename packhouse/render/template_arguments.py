@@ -71,19 +71,17 @@ def chat_messages(messages: Messages, form: MessageForm = PLAIN) -> Messages:
     """
     made: Messages = []
     for message in messages:
-        chat: dict[str, object] = {}
-        if "reasoning" in message:
-            chat["thinking"] = message["reasoning"]
-        content = message["content"]
-        if message.get("context"):
-            content = f"{content}\n{message['context']}"
-        chat |= {"role": message["role"], "content": content}
-        if "tool_calls" in message:
-            calls = json.loads(message["tool_calls"])
-            chat["tool_calls"] = [parsed_call(call, form.has_text_arguments) for call in calls]
+        names = ("role", "content", "context", "reasoning", "tool_calls")
+        role, content, context, thought, calls = map(message.get, names)
+        # gpt-oss's template reads reasoning as `thinking`, others under one of the other names.
+        chat: dict[str, object] = {} if thought is None else {"thinking": thought}
+        chat |= {"role": role, "content": f"{content}\n{context}" if context else content}
+        if calls is not None:
+            has_text = form.has_text_arguments
+            chat["tool_calls"] = [parsed_call(call, has_text) for call in json.loads(calls)]
         chat |= {key: message[key] for key in ("tool_call_id", "name") if key in message}
-        if "reasoning" in message:
-            chat["reasoning_content"] = chat["reasoning"] = message["reasoning"]
+        if thought is not None:
+            chat |= {"reasoning_content": thought, "reasoning": thought}
         made.append(chat)
     return with_call_ids(made, form) if form.makes_ids else made
 
@@ -104,8 +102,8 @@ def parsed_call(call: Any, has_text_arguments: bool = False) -> object:
         function = {key: call[key] for key in ("name", "arguments") if key in call}
         rest = {key: value for key, value in call.items() if key not in function}
         call = {"type": "function", **rest, "function": function}
-    function = call.get("function")
-    arguments = function.get("arguments") if isinstance(function, dict) else None
+    function = function_of(call)
+    arguments = function.get("arguments")
     if has_text_arguments and isinstance(arguments, dict):
         arguments = json.dumps(arguments, ensure_ascii=False)
     elif not has_text_arguments and isinstance(arguments, str):

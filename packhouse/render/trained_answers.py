@@ -52,6 +52,7 @@ PROBE_CALL = [
 PROBE_TEXT = "Therefore"
 NOT_TRAINED = 'set "weight": 0 on that message so that it is not trained'
 MAX_BYTES = 2**26  # in all records of one row
+# To render each prompt of a long row takes quadratic time.
 MAX_PROVEN = 16  # with more answers than this in a row, only one of each kind is rendered
 
 
@@ -138,17 +139,19 @@ class AnswerRule:
         self._raw, self._talk, self._config = raw, talk, config
         self._facts, self._control, self._limit = facts, control, limit
         self.notes = Counter[str]()
+        self._reasoning = [message.get("reasoning") for message in raw]
+        """Text of each message's reasoning field; None or empty if it has none."""
         self._thinks: list[bool] = []
         """True for each answer that has a thought, in its field or between tags."""
         needs_tags = bool(facts.switch or facts.opens_thought or facts.opened)
         for number, message in enumerate(raw):
-            content, is_answer = message["content"] or "", message["role"] == "assistant"
-            is_tagged = "</think>" in content
-            if is_answer and content and needs_tags and not message.get("reasoning"):
+            content, is_answer = message["content"] or "", talk.roles[number] == "assistant"
+            is_tagged, reasoning = "</think>" in content, self._reasoning[number]
+            if is_answer and content and needs_tags and not reasoning:
                 # Tags decide how this row is rendered, and may differ in rows of the same shape.
                 question = Predicate("contains", "</think>", is_tagged)
                 talk.trace.predicates.add((("content", number), question))
-            self._thinks.append(is_answer and (bool(message.get("reasoning")) or is_tagged))
+            self._thinks.append(is_answer and (bool(reasoning) or is_tagged))
         # An exchange is a user turn and all up to the next: roles s u a u a are in 0 1 1 2 2.
         self._exchange = list(accumulate(int(role == "user") for role in talk.roles))
         with_thought = {
@@ -490,7 +493,7 @@ class AnswerRule:
         is_unclosed = in_thought and b"</think>" not in body.text
         if is_unclosed or (self._facts.opens_thought and not self._thinks[number]):
             raise self._no_reasoning(number, prompt.tail[-20:])
-        if in_thought and self._thinks[number] and not self._raw[number].get("reasoning"):
+        if in_thought and self._thinks[number] and not self._reasoning[number]:
             self._check_tagged(number, body)
         if any(match.group() in self._facts.stops for match in body.controls(self._control)):
             raise self._stop_inside(number, arguments, body, closing.stop)
@@ -533,7 +536,7 @@ class AnswerRule:
         if finished.text.startswith(prompt.text):
             return len(prompt.text)
         own = finished.own(number)
-        if self._raw[number].get("reasoning") and not any(map(is_thought, own)):
+        if self._reasoning[number] and not any(map(is_thought, own)):
             return None
         # Older turns may be written differently: gpt-oss has reasoning before a call in the prompt
         # only. So find the last text of the earlier messages; the header must follow it.
@@ -559,7 +562,7 @@ class AnswerRule:
 
     def _with_thought_end(self, number: int, prompt: Rendering, finished: Rendering) -> Rendering:
         """Join reasoning, `format.thought_end` and answer, for templates that drop reasoning."""
-        end, thinks = self._config.thought_end, self._raw[number].get("reasoning")
+        end, thinks = self._config.thought_end, self._reasoning[number]
         opens = self._opens_thought(number, prompt)
         # DeepSeek R1, R1-Distill, V3.1 and QwQ never write reasoning.
         remedies = [] if self._facts.needs_thought else ["set format.reasoning: strip"]

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.metadata import version
 from itertools import chain
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -248,15 +249,14 @@ def read_pipeline(backend: str) -> Pipeline:
     # A quote inside a JSON string is escaped, so this text is the key and not part of a token.
     cut = backend.rfind('},"merges":[')
     parsed = orjson.loads(backend if cut < 0 else backend[:cut] + "}}}")
-    model, vocab = parsed["model"], parsed["model"]["vocab"]
+    model = parsed["model"]
+    vocab, unk_id, unk_token = map(model.get, ("vocab", "unk_id", "unk_token"))
+    entries = map(
+        itemgetter("id", "content", "special", "lstrip", "rstrip"), parsed["added_tokens"]
+    )
     added = [
-        AddedToken(
-            id=entry["id"],
-            text=entry["content"],
-            is_special=entry["special"],
-            strips=entry["lstrip"] or entry["rstrip"],
-        )
-        for entry in sorted(parsed["added_tokens"], key=lambda entry: entry["id"])
+        AddedToken(id=index, text=text, is_special=is_special, strips=any(strips))
+        for index, text, is_special, *strips in sorted(entries, key=itemgetter(0))
     ]
     if isinstance(vocab, list):  # Unigram's is [[piece, score], ...] in the order of ids
         model_size, pieces = len(vocab), ((index, piece) for index, (piece, _) in enumerate(vocab))
@@ -273,13 +273,13 @@ def read_pipeline(backend: str) -> Pipeline:
     tokens = [""] * size
     for index, piece in pieces:
         tokens[index] = piece
-    unk_id, unk_token = model.get("unk_id"), model.get("unk_token")
     if unk_id is None and unk_token in tokens:
         unk_id = tokens.index(unk_token)
-    normalizers, pre_tokenizers = map(_step_types, (parsed["normalizer"], parsed["pre_tokenizer"]))
+    normalizer = parsed["normalizer"]
+    normalizers, pre_tokenizers = map(_step_types, (normalizer, parsed["pre_tokenizer"]))
     # Newer files of SentencePiece have a step for it; older ones replace " " by the mark.
     has_word_marks = "Metaspace" in pre_tokenizers or (
-        "Replace" in normalizers and WORD_MARK in str(parsed["normalizer"])
+        "Replace" in normalizers and WORD_MARK in str(normalizer)
     )
     is_byte_level = "ByteLevel" in (*normalizers, *pre_tokenizers)
     own = {token.id: token.text.encode() for token in added}
@@ -391,6 +391,7 @@ class HFEncoder:
         for start, end in chunks_of(offsets, _CHUNK_BYTES):
             batch = texts[start:end].to_pylist()
             with limited(int(offsets[end] - offsets[start])):
+                # The fast variant computes no offsets, which `locate_by_widths` finds from the ids.
                 encodings = self._tokenizer.encode_batch_fast(batch, add_special_tokens=False)
                 rows = [encoding.ids for encoding in encodings]
             if end - start < len(texts):  # skip the progress of a sample

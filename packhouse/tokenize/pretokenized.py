@@ -49,7 +49,7 @@ def read_given(validated: pa.Table, snapshot: TokenizerSnapshot) -> GivenTokens:
         snapshot: the tokenizer of the ids.
     """
     flat = FlatMessages.of(validated["messages"])
-    data, bounds = string_bytes(flat["content"])
+    data, bounds = string_bytes(flat.content)
     ids = np.frombuffer(bytes.fromhex(data.tobytes().decode("ascii")), ">u4").astype(np.int32)
     # Index of each message's first id: contents of 16 and 8 digits are ids [0, 2) and [2, 3).
     bounds = bounds.astype(np.int64) // 8
@@ -65,7 +65,7 @@ def read_given(validated: pa.Table, snapshot: TokenizerSnapshot) -> GivenTokens:
     counts = flat.sums(is_trained)
     records = flat.rows[is_trained]
     starts, ends = (edge[is_trained] - of_record[records] for edge in (bounds[:-1], bounds[1:]))
-    weights = flat["weight"].filter(pa.array(is_trained))
+    weights = flat.weight.filter(pa.array(is_trained))
     columns = {
         "input_ids": list_array(pa.array(ids), of_record, pa.int32()),
         "trained_ranges": ranges_array(starts.astype(np.int32), ends.astype(np.int32), counts),
@@ -95,7 +95,7 @@ def text_of_given(conversations: pa.Table) -> pa.Table:
         Schema `table_schemas.FORMATTED`. Which text in trained runs a template wrote is unknown.
     """
     flat = FlatMessages.of(conversations["messages"])
-    contents = flat["content"]
+    contents = flat.content
     edges = np.append(0, np.cumsum(np.asarray(pc.binary_length(contents)), dtype=np.int64))
     is_trained = flat.roles == ASSISTANT
     counts = flat.sums(is_trained)
@@ -105,7 +105,7 @@ def text_of_given(conversations: pa.Table) -> pa.Table:
         (edges[1:][is_trained] - first).astype(np.int32),
         counts,
     )
-    weights = np.asarray(pc.fill_null(flat["weight"], 1), np.float32)[is_trained]
+    weights = np.asarray(pc.fill_null(flat.weight, 1), np.float32)[is_trained]
     columns = {
         "text": flat.join(contents, ""),
         "content_spans": spans,
@@ -122,10 +122,16 @@ def _faults(
     """Return record -> reason and detail, for records that the tokenizer cannot have produced."""
     faults: dict[int, tuple[str, str]] = {}
     pad_id = snapshot.added_tokens.get(snapshot.special_tokens.get("pad_token", ""), -1)
-    for row in np.flatnonzero(ids[of_record[1:] - 1] == pad_id).tolist():
-        _check_padding(faults, row, ids[of_record[row] : of_record[row + 1]][::-1], "ends")
-    for row in np.flatnonzero(ids[of_record[:-1]] == pad_id).tolist():
-        _check_padding(faults, row, ids[of_record[row] : of_record[row + 1]], "begins")
+    for where, edges, step in (("ends", of_record[1:] - 1, -1), ("begins", of_record[:-1], 1)):
+        for row in np.flatnonzero(ids[edges] == pad_id).tolist():
+            is_pad = ids[of_record[row] : of_record[row + 1]][::step] == pad_id
+            number = int(np.argmin(np.append(is_pad, False)))
+            if number > 1:  # one may be the end of a turn, or BOS
+                faults[row] = (
+                    "padding",
+                    f"the record {where} with {number:,} pad tokens; set their attention_mask to "
+                    "0 and their labels to -100, or remove them",
+                )
     token_bytes = read_pipeline(snapshot.backend).token_bytes
     is_known = np.ones(snapshot.vocab_size, np.bool_)
     if token_bytes is not None:  # ids that the vocabulary leaves out have no text
@@ -142,14 +148,3 @@ def _faults(
             "the row was made with",
         )
     return faults
-
-
-def _check_padding(faults: dict[int, tuple[str, str]], row: int, ids: Int32s, where: str) -> None:
-    """Refuse a record if its ids begin with several pad tokens."""
-    number = int(np.argmin(np.append(ids == ids[0], False)))
-    if number > 1:  # one may be the end of a turn, or BOS
-        faults[row] = (
-            "padding",
-            f"the record {where} with {number:,} pad tokens; set their attention_mask to 0 and "
-            "their labels to -100, or remove them",
-        )

@@ -242,8 +242,7 @@ def _tokenize_slice(
     )
     faults: dict[int, tuple[str, str]] = {}
     forged = find_forged(encoded, content, pipeline)
-    notes["control_text"] += sum(map(len, forged.values()))
-    notes["control_text_rows"] += len(forged)
+    notes.update(control_text=sum(map(len, forged.values())), control_text_rows=len(forged))
     if forged and config.control_text != "allow":
         plain: dict[int, EncodedRow | None] = dict.fromkeys(forged)
         why = ""
@@ -266,12 +265,13 @@ def _tokenize_slice(
             encoded, trained, content, plain_content, snapshot.backend
         )
         notes["split_prompts"] += num_split
-    notes["inexact_round_trip"] += int((~encoded.is_exact).sum())
     ranges = train_ranges(encoded, trained)
-    notes["straddles_start"] += ranges.straddles_start
-    notes["straddles_end"] += ranges.straddles_end
-    notes["unk_tokens"] += pipeline.count_unknown(encoded.ids)
-
+    notes.update(
+        inexact_round_trip=int((~encoded.is_exact).sum()),
+        straddles_start=ranges.straddles_start,
+        straddles_end=ranges.straddles_end,
+        unk_tokens=pipeline.count_unknown(encoded.ids),
+    )
     num_tokens, num_ranges = np.diff(encoded.offsets), np.diff(ranges.offsets)
     weights = flat_weights(batch.column("span_weights"), np.diff(trained.offsets))
     kept = None if weights is None else weights[ranges.is_kept]  # of the spans that have a range

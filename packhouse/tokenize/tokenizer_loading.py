@@ -72,7 +72,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 _VOCABULARIES = ("tokenizer.json", "vocab.*", "*.model", "tekken.json")
 _SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token", "cls_token", "sep_token")
 GENERATION_CONFIG = "generation_config.json"
-_SNAPSHOT_FORMAT = 2
+_SNAPSHOT_FORMAT = 2  # a snapshot that was kept in another format is built again
 
 MEMORY_PER_BYTE = 32
 """Bytes of memory that a worker may use per byte of the tokenizer's files and of its texts."""
@@ -99,8 +99,8 @@ def pin_tokenizer(tokenizer: str) -> str:
     match = HUB_NAME.fullmatch(tokenizer)
     if match is None or Path(tokenizer).is_dir():
         return tokenizer
-    commit = _cached_or_downloaded(match["repo"], match["revision"] or "main", tokenizer).name
-    return f"{match['repo']}@{commit}"
+    repo, revision = match.groups()
+    return f"{repo}@{_cached_or_downloaded(repo, revision or 'main', tokenizer).name}"
 
 
 def tokenizer_folder(tokenizer: str | Path) -> Path:
@@ -110,15 +110,16 @@ def tokenizer_folder(tokenizer: str | Path) -> Path:
         TokenizerError: the name's files are not on this machine and cannot be downloaded.
     """
     match = HUB_NAME.fullmatch(str(tokenizer))
-    if match is None or Path(tokenizer).is_dir() or not _COMMIT.fullmatch(match["revision"] or ""):
+    repo, revision = match.groups() if match else ("", "")
+    if Path(tokenizer).is_dir() or not _COMMIT.fullmatch(revision or ""):
         return Path(tokenizer)
     from huggingface_hub import constants  # 15 ms; the whole client takes 0.3 s
 
-    folder = f"models--{match['repo'].replace('/', '--')}/snapshots/{match['revision']}"
+    folder = f"models--{repo.replace('/', '--')}/snapshots/{revision}"
     cached = Path(constants.HF_HUB_CACHE) / folder
     if (cached / "tokenizer_config.json").exists():
         return cached
-    return _cached_or_downloaded(match["repo"], match["revision"], str(tokenizer))
+    return _cached_or_downloaded(repo, revision, str(tokenizer))
 
 
 def _cached_or_downloaded(repo: str, revision: str, name: str) -> Path:

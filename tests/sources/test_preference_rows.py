@@ -103,6 +103,17 @@ def test_no_answer_is_chosen_that_the_row_does_not_name(row, reason, says, row_f
     assert (bad["reason"], says in bad["detail"]) == (reason, True)
 
 
+def test_without_a_rejected_answer_only_the_chosen_one_can_win(tmp_path):
+    rows = [{"prompt": "q", "response_a": "a", "winner": winner} for winner in "ab"]
+    fields = {"chosen": "response_a", "winner": "winner"}
+
+    found = read(tmp_path, *rows, format="preference", fields=fields)
+
+    assert [turn[1] for turn in turns(found.validated)[0]] == ["q", "a"]
+    (bad,) = found.quarantined.to_pylist()
+    assert (bad["row"], bad["detail"]) == (1, "winner is 'b', which is not response_a")
+
+
 def test_turns_that_both_sides_share_are_their_prompt(tmp_path):
     found = read(tmp_path, {"chosen": [SYSTEM, *TALK, A], "rejected": [SYSTEM, *TALK, B]})
 

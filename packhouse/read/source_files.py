@@ -289,9 +289,9 @@ def _find_in_bucket(uri: str) -> list[SourceFile]:
 
 
 def _pin(info: Mapping[str, Any]) -> str:
-    # s3fs says `ETag`, obstore `e_tag`.
-    tag = info.get("ETag") or info.get("e_tag") or info.get("LastModified")
-    return str(tag or "").strip('"')
+    # s3fs says `ETag` and `LastModified`, obstore `e_tag` and `last_modified`.
+    tags = (info.get(name) for name in ("ETag", "e_tag", "LastModified", "last_modified"))
+    return str(next(filter(None, tags), "")).strip('"')
 
 
 # Files of dataset repositories on the Hub: `hf://datasets/ORG/NAME[@REVISION]/PATH`.

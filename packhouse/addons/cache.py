@@ -3,6 +3,7 @@
 import math
 import time
 from collections import defaultdict
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -56,13 +57,13 @@ def list_command(cache: Path, as_json: bool) -> None:
     steps: dict[str, list[Cached]] = defaultdict(list)
     for entry in found:
         steps[entry.step].append(entry)
+    counts = {step: _json(entries) for step, entries in sorted(steps.items())}
     if as_json:
-        echo_json({"steps": {step: _json(entries) for step, entries in sorted(steps.items())}})
+        echo_json({"steps": counts})
         return
-    rows = [(step, *_json(entries).values()) for step, entries in sorted(steps.items())]
+    rows = [(step, *own.values()) for step, own in counts.items()]
     print_table(("step", "jobs", "bytes", "in use", "bytes in use", "held", "bytes held"), rows)
-    num_bytes = sum(entry.num_bytes for entry in found)
-    echo(f"{counted(num_bytes, 'byte')} in {counted(len(found), 'job')}")
+    echo(f"{counted(_bytes(found), 'byte')} in {counted(len(found), 'job')}")
     print_text(str(cache_room(place, found)))
 
 
@@ -127,13 +128,12 @@ def gc_command(
         with disk_errors(place):
             forget_tries(place)
     freed = remove_steps(place, chosen) if delete else 0
-    num_bytes = sum(entry.num_bytes for entry in chosen)
-    kept_bytes = sum(entry.num_bytes for entry in kept)
+    num_bytes, kept_bytes = _bytes(chosen), _bytes(kept)
     num_runs = len({hold.version_id for hold in ended})  # attempts at one version count once
-    released = max((hold.until or 0.0 for hold in ended), default=None)
     until = None
-    if released is not None:
-        until = datetime.fromtimestamp(released, UTC).isoformat(sep=" ", timespec="minutes")
+    if ended:
+        released = datetime.fromtimestamp(max(hold.until or 0.0 for hold in ended), UTC)
+        until = released.isoformat(sep=" ", timespec="minutes")
     if as_json:
         removable = [{"step": e.step, "key": e.key, "bytes": e.num_bytes} for e in chosen]
         facts = {"dry_run": not delete, "bytes": num_bytes, "freed": freed, "steps": removable}
@@ -145,11 +145,9 @@ def gc_command(
             ("step", "key", "bytes", "in use"),
             [(e.step, e.key[:12], e.num_bytes, "yes" if e.is_used else "") for e in chosen],
         )
-    verb = (
-        f"{counted(freed, 'byte')} freed"
-        if delete
-        else "nothing was deleted; to delete them, pass --delete"
-    )
+    verb = "nothing was deleted; to delete them, pass --delete"
+    if delete:
+        verb = f"{counted(freed, 'byte')} freed"
     echo(f"{counted(num_bytes, 'byte')} in {counted(len(chosen), 'job')}: {verb}")
     if kept and not unfinished:
         runs = counted(num_runs, "unfinished run")
@@ -161,11 +159,13 @@ def gc_command(
 
 def _json(entries: list[Cached]) -> dict[str, object]:
     used = [entry for entry in entries if entry.is_used]
+    held = [entry for entry in entries if entry.is_held]
     return {
-        "jobs": len(entries),
-        "bytes": sum(entry.num_bytes for entry in entries),
-        "used": len(used),
-        "used_bytes": sum(entry.num_bytes for entry in used),
-        "held": sum(entry.is_held for entry in entries),
-        "held_bytes": sum(entry.num_bytes for entry in entries if entry.is_held),
+        **{"jobs": len(entries), "bytes": _bytes(entries)},
+        **{"used": len(used), "used_bytes": _bytes(used)},
+        **{"held": len(held), "held_bytes": _bytes(held)},
     }
+
+
+def _bytes(entries: Iterable[Cached]) -> int:
+    return sum(entry.num_bytes for entry in entries)

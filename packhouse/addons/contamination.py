@@ -15,8 +15,9 @@ Source: Brown et al. 2020, Language Models are Few-Shot Learners, appendix C.
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -127,24 +128,20 @@ def match_benchmarks(
     places, owners = places[is_shared], benchmarks.owners[index[is_shared]]
     rows = texts.row_of(places)
     touched, first, counts = np.unique(rows, return_index=True, return_counts=True)
-    held = benchmarks.places.take(pa.array(owners[first])).to_pylist()
-    names = [f"{place['source']} row {place['row']:,}" for place in held]
-    worst = np.argsort(-counts, kind="stable")[:NUM_WORST]
+    held = benchmarks.places.take(pa.array(owners[first]))
+    sources = held["source"].to_pylist()
+    names = [f"{s} row {n:,}" for s, n in zip(sources, held["row"].to_pylist(), strict=True)]
+    order = np.argsort(-counts, kind="stable")[:NUM_WORST]
     columns = validated.select(["source", "row", "record_id"])
-    origins = columns.take(pa.array(touched[worst])).to_pylist()
+    worst = columns.take(pa.array(touched[order])).to_pylist()
+    for row, i in zip(worst, order.tolist(), strict=True):
+        words = texts.words.run(int(places[first[i]]), benchmarks.ngram)
+        row |= {"value": int(counts[i]), "benchmark": names[i], "words": words}
     found = {
         "rows": validated.num_rows,
         "contaminated": len(touched),
-        "by_benchmark": dict(sorted(Counter(place["source"] for place in held).items())),
-        "worst": [
-            {
-                **origin,
-                "value": int(counts[i]),
-                "benchmark": names[i],
-                "words": texts.words.run(int(places[first[i]]), benchmarks.ngram),
-            }
-            for origin, i in zip(origins, worst.tolist(), strict=True)
-        ],
+        "by_benchmark": dict(sorted(Counter(sources).items())),
+        "worst": worst,
     }
     matched = one_chunk(validated["row"]).take(pa.array(touched))
     return found, pa.table([matched, pa.array(names, pa.string())], schema=MATCHES)
@@ -188,20 +185,20 @@ def _words_of_calls(calls: str) -> str:
         arguments = function.get("arguments")
         if isinstance(arguments, str):
             arguments = parsed_arguments(arguments) or arguments
-        _add_words(arguments, found_words)
+        found_words += _words_in(arguments)
     return " ".join(found_words)
 
 
-def _add_words(value: object, found_words: list[str]) -> None:
+def _words_in(value: object) -> Iterator[str]:
+    """Yield names and values of an object, values of a list, or the value itself."""
     if isinstance(value, dict):
         for name, item in value.items():
-            found_words.append(name)
-            _add_words(item, found_words)
+            yield name
+            yield from _words_in(item)
     elif isinstance(value, list):
-        for item in value:
-            _add_words(item, found_words)
+        yield from chain.from_iterable(map(_words_in, value))
     elif value is not None:
-        found_words.append(str(value))
+        yield str(value)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -246,12 +243,9 @@ def benchmarks_of(recipe: Recipe) -> dict[str, object]:
 
     Matches are published, so benchmarks are part of the version id; limits are not.
     """
-    shards = [shard.identity() for s in recipe.audit.benchmarks for shard in scan_source(s)]
-    read = [
-        source.model_dump(mode="json", exclude={"path", *MIXING})
-        for source in recipe.audit.benchmarks
-    ]
-    ngram = recipe.audit.benchmark_ngram
+    sources, ngram = recipe.audit.benchmarks, recipe.audit.benchmark_ngram
+    shards = [shard.identity() for source in sources for shard in scan_source(source)]
+    read = [each.model_dump(mode="json", exclude={"path", *MIXING}) for each in sources]
     return {"benchmarks": {"ngram": ngram, "shards": shards, "read": read}}
 
 
@@ -307,13 +301,12 @@ def load_benchmarks(recipe: Recipe, benchmarks: Mapping[str, object]) -> Benchma
         benchmarks: result of `benchmarks_of`; they are read again if it differs.
     """
     key = canonical_json(benchmarks["benchmarks"])
-    found = _last_read.get(key)
-    if found is None:
+    if key not in _last_read:
         found = read_benchmarks(recipe.audit.benchmarks, recipe.audit.benchmark_ngram)
         # Keep one set only: benchmarks can be large.
         _last_read.clear()
         _last_read[key] = found
-    return found
+    return _last_read[key]
 
 
 def match_shards(work: JobContext[Any], shards: Sequence[pa.Table]) -> pa.Array:

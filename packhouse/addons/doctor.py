@@ -9,6 +9,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass
 from functools import partial
 from pathlib import Path
@@ -95,13 +96,12 @@ def storage(root: str, races: int, as_json: bool) -> None:
     checks = examine(store, num_races=races)
     _print(checks, as_json)
     failed = [check.name for check in checks if check.status == "fail"]
-    if failed and not as_json:
-        raise StoreRefusedError(
-            f"{store.uri} cannot be used as a store. Failed checks: {', '.join(failed)}.",
-            failed=failed,
-        )
-    if failed:
+    if failed and as_json:
         raise click.exceptions.Exit(StoreRefusedError.exit_code)
+    if failed:
+        names = ", ".join(failed)
+        message = f"{store.uri} cannot be used as a store. Failed checks: {names}."
+        raise StoreRefusedError(message, failed=failed)
 
 
 @doctor.command("cache")
@@ -159,10 +159,8 @@ def _try_mirror(place: CachePlace) -> str:
     mirror = open_mirror(place)
     if mirror is None:
         return "none"
-    try:
+    with suppress(ObjectNotFoundError):
         mirror.store.get("none/none/receipt.json")
-    except ObjectNotFoundError:
-        pass
     return f"{mirror.store.uri} can be read"
 
 

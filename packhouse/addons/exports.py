@@ -152,14 +152,15 @@ def export_version(
             _write_split(opened, export_format, split, staged, folder, num_shards)
         paths = sorted(path for path in staged.rglob("*") if path.is_file())
         files = {path.relative_to(staged).as_posix(): file_sha256(path) for path in paths}
-        marker: dict[str, object] = {
-            "dataset": opened.dataset,
-            "version": opened.version,
-            "content_id": opened.manifest.content_id,
-            "format": export_format,
-            "splits": list(wanted),
-            "files": files,
-        }
+        made = Export(
+            folder=dest,
+            export_format=export_format,
+            dataset=opened.dataset,
+            version=opened.version,
+            splits=wanted,
+            files=files,
+        )
+        marker = _facts(made) | {"content_id": opened.manifest.content_id}
         text = json.dumps(marker, sort_keys=True, indent=2)
         (staged / MARKER).write_text(text + "\n", encoding="utf-8")
         os.replace(staged, dest)  # fails if `dest` has files by now
@@ -170,14 +171,13 @@ def export_version(
         ) from error
     finally:
         shutil.rmtree(staged, ignore_errors=True)
-    return Export(
-        folder=dest,
-        export_format=export_format,
-        dataset=opened.dataset,
-        version=opened.version,
-        splits=wanted,
-        files=files,
-    )
+    return made
+
+
+def _facts(made: Export) -> dict[str, object]:
+    """Return what does not depend on the folder, for `.packhouse.json` and `--json`."""
+    facts = {"dataset": made.dataset, "version": made.version, "format": made.export_format}
+    return {**facts, "splits": made.splits, "files": made.files}
 
 
 def _write_split(
@@ -189,15 +189,12 @@ def _write_split(
     as_asked: str | ExportSettings = export_format
     if num_shards > 1:
         as_asked = ExportSettings(format=export_format, shards=num_shards)
-    carried = [
-        entry
-        for entry in opened.files("exports", split)
-        if entry.key.startswith(home) and as_asked in configuration.publish.exports
-    ]
-    for entry in carried:
-        opened.fetch(entry, folder / entry.key.removeprefix(home))
-    if carried:
-        return
+    if as_asked in configuration.publish.exports:
+        carried = [each for each in opened.files("exports", split) if each.key.startswith(home)]
+        for entry in carried:
+            opened.fetch(entry, folder / entry.key.removeprefix(home))
+        if carried:
+            return
     entries = opened.files(split=split)
     if not entries:
         raise VersionNotFoundError(
@@ -208,19 +205,10 @@ def _write_split(
     for source, group in groupby(entries, key=lambda entry: entry.source):
         own = [(verified_file(opened, entry, cache), entry) for entry in group]
         name = set_name(split, source)
+        layout = pack.pad_record_to_multiple_of, pack.seq_len or None
+        write = partial(_write_files, own, export_format, name, folder, *layout)
         run_in_worker(  # a few kilobytes may decode to gigabytes
-            partial(
-                _write_files,
-                own,
-                export_format,
-                name,
-                folder,
-                pack.pad_record_to_multiple_of,
-                pack.seq_len or None,
-                preferences=opened.manifest.preferences,
-                num_shards=num_shards,
-                num_rows=sum(entry.rows for _, entry in own),
-            ),
+            partial(write, preferences=opened.manifest.preferences, num_shards=num_shards),
             what=f"the files of '{name}'",
             blames=IntegrityError,
             num_bytes=sum(entry.size for _, entry in own),
@@ -236,7 +224,7 @@ def _write_files(files: Sequence[tuple[Path, FileEntry]], *args: Any, **options:
                 at(f"batch {number:,} of '{entry.key}'")
                 yield batch
 
-    write_export(batches(), *args, **options)
+    write_export(batches(), *args, num_rows=sum(entry.rows for _, entry in files), **options)
 
 
 def check_shards(name: str, num_rows: int, num_shards: int) -> None:
@@ -486,17 +474,7 @@ def export(
         for each, folder in zip(opened, folders, strict=True)
     ]
     if as_json:
-        facts = [
-            {
-                "dataset": exported.dataset,
-                "version": exported.version,
-                "format": exported.export_format,
-                "folder": str(exported.folder),
-                "splits": exported.splits,
-                "files": exported.files,
-            }
-            for exported in exports
-        ]
+        facts = [_facts(each) | {"folder": str(each.folder)} for each in exports]
         echo(json.dumps(facts if len(facts) > 1 else facts[0], sort_keys=True))
         return
     for exported in exports:
@@ -638,16 +616,11 @@ def write_mds(batches: Iterator[pa.RecordBatch], split: str, folder: Path) -> No
     first = next(batches, None)
     columns = () if first is None else first.schema.names
     names = [name for name in _COLUMNS if name in columns]
+    kinds = ["float32" if name == "loss_weights" else "int32" for name in names]
     settings = {
-        "version": 2,
-        "format": "mds",
-        "compression": None,
-        "hashes": [],
-        "size_limit": _SHARD_BYTES,
-        "column_names": names,
-        "column_encodings": [
-            f"ndarray:{'float32' if name == 'loss_weights' else 'int32'}" for name in names
-        ],
+        **{"version": 2, "format": "mds", "compression": None, "hashes": []},
+        **{"size_limit": _SHARD_BYTES, "column_names": names},
+        "column_encodings": [f"ndarray:{kind}" for kind in kinds],
         "column_sizes": [None] * len(names),
     }
     shards: list[dict[str, object]] = []
@@ -681,12 +654,11 @@ def _write_shard(
     folder: Path, number: int, samples: list[bytes], settings: dict[str, object]
 ) -> dict[str, object]:
     header = json.dumps(settings, sort_keys=True).encode()
-    offsets = np.cumsum([0, *(len(sample) for sample in samples)], dtype=np.int64)
+    offsets = np.cumsum([0, *map(len, samples)], dtype=np.int64)
     # Offsets count from the file's start: after the number of samples, the offsets and the header.
     offsets += 4 + 4 * len(offsets) + len(header)
     parts = [len(samples).to_bytes(4, "little"), offsets.astype("<u4").tobytes(), header, *samples]
-    name = f"shard.{number:05d}.mds"
-    data = b"".join(parts)
+    name, data = f"shard.{number:05d}.mds", b"".join(parts)
     (folder / name).write_bytes(data)
     raw = {"basename": name, "bytes": len(data), "hashes": {}}
     return settings | {"samples": len(samples), "raw_data": raw, "zip_data": None}
@@ -701,9 +673,7 @@ def write_megatron(
     the longest record, the maximum number of records per pack and the shortest pack from it, in
     inputs.
     """
-    records: list[npt.NDArray[np.int64]] = [np.zeros(0, np.int64)]
-    packs: list[npt.NDArray[np.int64]] = [np.zeros(0, np.int64)]
-    in_pack: list[npt.NDArray[np.int64]] = [np.zeros(0, np.int64)]
+    records, packs, in_pack = ([np.zeros(0, np.int64)] for _ in range(3))
 
     def convert(batch: pa.RecordBatch) -> pa.RecordBatch:
         rows = to_megatron(batch, multiple=multiple)
@@ -788,8 +758,7 @@ def _input_bounds(lengths: npt.NDArray[Any], pack_offsets: npt.NDArray[Any]) -> 
     Lengths [3, 2 | 4] in packs [0, 2, 3] -> [0, 2, 3], [0, 3].
     """
     packs = np.split(lengths - 1, pack_offsets[1:-1])
-    bounds = [np.concatenate([[0], np.cumsum(pack)]).astype(np.int32) for pack in packs]
-    return pa.array([each.tolist() for each in bounds], pa.list_(pa.int32()))
+    return pa.array([[0, *np.cumsum(pack).tolist()] for pack in packs], pa.list_(pa.int32()))
 
 
 _WRITERS: Mapping[str, Callable[..., None]] = {

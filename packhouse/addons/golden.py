@@ -195,7 +195,7 @@ def _pin(
         # If item 2 becomes two examples, rows come from items [0 2 2]. They are numbered 0, 1, 2
         # while they are tokenized, so that each can be identified afterwards.
         origin = rendered.formatted["row"].to_pylist()
-        numbers = pa.array(range(len(origin)), pa.int64())  # an item may give several rows
+        numbers = pa.array(range(len(origin)), pa.int64())
         numbered = with_column(rendered.formatted, "row", numbers)
         tokenized = tokenize_table(
             numbered, snapshot, config, tokenizers, cut_at_spans=cuts_prompts(recipe)
@@ -203,19 +203,15 @@ def _pin(
         texts = numbered.to_pylist()
         for row in tokenized.tokenized.to_pylist():
             made[origin[row["row"]]].append(_pinned(texts[row["row"]], row))
-        for row in tokenized.quarantined.to_pylist():
-            made[origin[row["row"]]].append(_refused(row))
-        for row in rendered.quarantined.to_pylist():
-            made[row["row"]].append(_refused(row))
+        bad = [(origin[row["row"]], row) for row in tokenized.quarantined.to_pylist()]
+        bad += [(row["row"], row) for row in rendered.quarantined.to_pylist()]
+        for number, row in bad:
+            made[number].append({"refused": f"{row['reason']}: {row['detail']}"})
     return [
-        {key: item[key] for key in GIVEN if item.get(key) is not None}
+        _given({key: item.get(key) for key in GIVEN})
         | (made[number][0] if len(made[number]) == 1 else {_EXAMPLES: made[number]})
         for number, item in enumerate(items)
     ]
-
-
-def _refused(row: Mapping[str, object]) -> dict[str, object]:
-    return {"refused": f"{row['reason']}: {row['detail']}"}
 
 
 def _check_form(item: object, where: str) -> None:
@@ -262,14 +258,13 @@ def _validated(items: Sequence[Mapping[str, object]], numbers: list[int]) -> pa.
 def _pinned(formatted: Mapping[str, Any], tokenized: Mapping[str, Any]) -> dict[str, object]:
     data = formatted["text"].encode()
     spans = formatted["trained_spans"]
-    weights = tokenized["range_weights"]
-    return {
+    made = {
         "text": formatted["text"],
         "input_ids": tokenized["input_ids"],
         "trained": [[span["start"], span["end"]] for span in tokenized["trained_ranges"]],
         "trained_text": [data[span["start"] : span["end"]].decode() for span in spans],
-        **({} if weights is None else {"weights": weights}),
     }
+    return made | _given({"weights": tokenized["range_weights"]})
 
 
 def _difference(item: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
@@ -290,8 +285,8 @@ def _difference(item: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
         return "nothing is pinned: add text, input_ids or trained"
     for name in (name for name in _PINNED if name in item and item[name] != new.get(name)):
         was, now = item[name], new.get(name, [])
-        at = next((i for i, (a, b) in enumerate(zip(was, now, strict=False)) if a != b), None)
-        at = min(len(was), len(now)) if at is None else at
+        pairs = enumerate(zip(was, now, strict=False))
+        at = next((i for i, (a, b) in pairs if a != b), min(len(was), len(now)))
         if name == "text":
             low = max(0, at - 10)
             cut = slice(low, low + _CONTEXT)
@@ -377,9 +372,7 @@ def write(
         chats/chats.jsonl:12: ['You need 730 boxes.<|im_end|>']
     """
     recipe = read_recipe(recipe_path, overrides)
-    path = out or (Path(recipe.golden) if recipe.golden else None)
-    if path is None:
-        path = Path(recipe_path).parent / "golden.yaml"
+    path = out or Path(recipe.golden or Path(recipe_path).parent / "golden.yaml")
     items = read_golden(path) if path.exists() else []
     workspace = Workspace(cache=cache)
     if rows or count or not items:
@@ -434,10 +427,10 @@ def _rows(recipe: Recipe, workspace: Workspace, *, everything: bool) -> Iterator
         asides = ["tools", "arguments", "weight", "label"]
         table = table.select(["source", "row", "messages", *asides])
         for row in (table if everything else table.slice(0, _LOOK_AT)).to_pylist():
-            messages = [
-                {key: value for key, value in message.items() if value is not None}
-                for message in row["messages"]
-            ]
-            item = {"name": f"{row['source']}:{row['row']}", "source": row["source"].split("/")[0]}
-            extra = {key: row[key] for key in asides if row[key] is not None}
-            yield {**item, "messages": messages, **extra}
+            source, number, messages = (row.pop(name) for name in ("source", "row", "messages"))
+            item = {"name": f"{source}:{number}", "source": source.split("/")[0]}
+            yield {**item, "messages": [*map(_given, messages)], **_given(row)}
+
+
+def _given(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}

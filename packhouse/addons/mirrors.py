@@ -16,12 +16,12 @@ the first records of each split as text. The data files are included only on req
 one: point them to the same cache folder instead.
 """
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import compress, islice
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -99,14 +99,10 @@ def mirror_to_hub(opened: OpenVersion, uri: str) -> str:
                 if path not in old
             ]
             deleted = [CommitOperationDelete(path_in_repo=path) for path in sorted(old - data)]
+            message = f"{opened.dataset} {opened.version}"
+            commit = partial(api.create_commit, repo_type="dataset", commit_message=message)
             try:
-                committed = api.create_commit(
-                    repo,
-                    [*added, *deleted],
-                    commit_message=f"{opened.dataset} {opened.version}",
-                    repo_type="dataset",
-                    parent_commit=info.sha,
-                )
+                committed = commit(repo, [*added, *deleted], parent_commit=info.sha)
             except HfHubHTTPError as error:
                 # 409 and 412: `parent_commit` is no longer the latest commit.
                 if error.response is None or error.response.status_code not in (409, 412):
@@ -172,11 +168,11 @@ def log_to_wandb(
         TransientError: W&B cannot be reached.
     """
     wandb = import_extra("wandb", "wandb", "wandb://")
-    tables = {
-        split: [list(row) for row in itertools.islice(text_rows(opened, split, decode), num_rows)]
-        for split in opened.manifest.splits()
-    }
     manifest = opened.manifest
+    tables = {
+        split: [list(row) for row in islice(text_rows(opened, split, decode), num_rows)]
+        for split in manifest.splits()
+    }
     described = {  # where the version is, what it holds, and how it was made
         "uri": f"{opened.store.uri}/{version_folder(opened.dataset, opened.version)}",
         "version": opened.version,
@@ -209,11 +205,8 @@ def log_to_wandb(
         ) from error
     except errors.Error as error:
         raise TransientError(f"wandb://{project}: {error}") from error
-    return {
-        "artifact": opened.dataset,
-        "folder": folder,
-        "rows": {split: len(rows) for split, rows in tables.items()},
-    }
+    counts = {split: len(rows) for split, rows in tables.items()}
+    return {"artifact": opened.dataset, "folder": folder, "rows": counts}
 
 
 def text_rows(
@@ -322,10 +315,9 @@ class StepMirror:
 
     def holding(self, steps: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
         """Return which of the (step, key) pairs the mirror has; one request each."""
+        asked = list(steps)
         with ThreadPoolExecutor(_THREADS, "packhouse-mirror") as pool:
-            asked = list(steps)
-            held = pool.map(self._holds, asked)
-            return {step for step, is_held in zip(asked, held, strict=True) if is_held}
+            return {*compress(asked, pool.map(self._holds, asked))}
 
     def _holds(self, step: tuple[str, str]) -> bool:
         try:
@@ -375,7 +367,7 @@ class StepMirror:
             yield
             taken = set(self.fetched)
             new = [self.steps.peek(*name) for name in names if "/".join(name) not in taken]
-            list(pool.map(self.write, [receipt for receipt in new if receipt is not None]))
+            list(pool.map(self.write, filter(None, new)))
 
     def _has(self, key: str) -> bool:
         try:

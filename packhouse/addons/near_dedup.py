@@ -56,17 +56,11 @@ def find_near(fingerprints: Sequence[pa.Table], rows: Sequence[Int64s], threshol
     work = np.cumsum(sets.sizes[candidates // num_rows] + sets.sizes[candidates % num_rows])
     cuts = np.flatnonzero(np.diff(work // _VERIFIED_SHINGLES)) + 1
     chunks = np.split(candidates, cuts) if len(candidates) else []
-    parts = [_compare(sets, pairs, num_rows) for pairs in chunks]
-    first, second, similarity, answers = (
-        np.concatenate([part[i] for part in parts]) if parts else np.zeros(0) for i in range(4)
-    )
+    none = np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0), np.zeros(0)
+    parts = [none, *(_compare(sets, pairs, num_rows) for pairs in chunks)]
+    first, second, similarity, answers = map(np.concatenate, zip(*parts, strict=True))
     near = similarity >= threshold
-    return Near(
-        first[near].astype(np.int64),
-        second[near].astype(np.int64),
-        similarity[near],
-        answers[near],
-    )
+    return Near(first[near], second[near], similarity[near], answers[near])
 
 
 def _candidates(
@@ -78,11 +72,9 @@ def _candidates(
         for table, chosen in zip(fingerprints, rows, strict=True)
         if table.num_rows
     ]
-    permutations = max((each.shape[1] for each, _ in hashes), default=0)
     found = np.zeros(0, np.int64)
-    if not permutations:
-        return found
-    bands, width = bands_for(threshold, permutations)
+    permutations = max((each.shape[1] for each, _ in hashes), default=0)
+    bands, width = bands_for(threshold, permutations) if permutations else (0, 0)
     # Each band is a sort, with 16 bytes per row. datasketch's tables of Python sets would take
     # about 320 bytes per row and band.
     for band in range(bands):
@@ -132,16 +124,14 @@ class _Sets:
 
     @classmethod
     def of(cls, fingerprints: Sequence[pa.Table], rows: Sequence[Int64s]) -> "_Sets":
-        values, shards, starts, sizes = [], [], [], []
+        values = []
+        shards, starts, sizes = ([np.zeros(0, np.int64)] for _ in range(3))
         for number, (table, chosen) in enumerate(zip(fingerprints, rows, strict=True)):
             shingles, offsets = flat_list(table["shingles"])
             values.append(shingles)
             shards.append(np.full(len(chosen), number))
             starts.append(offsets[:-1].astype(np.int64)[chosen])
             sizes.append(np.diff(offsets).astype(np.int64)[chosen])
-        if not values:
-            none = np.zeros(0, np.int64)
-            return cls([], none, none, none)
         return cls(values, *(np.concatenate(each) for each in (shards, starts, sizes)))
 
     def take(self, rows: Int64s) -> Uint32s:

@@ -131,16 +131,9 @@ def pack_dataset(
     from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict
 
     if isinstance(dataset, DatasetDict | IterableDatasetDict):
-        pack: Any = partial(
-            pack_dataset,
-            seq_length=seq_length,
-            strategy=strategy,
-            map_kwargs=map_kwargs,
-            over_length=over_length,
-            seed=seed,
-            balance=balance,
-            tally=tally,
-        )
+        settings: Any = {"over_length": over_length, "seed": seed, "balance": balance}
+        settings |= {"seq_length": seq_length, "strategy": strategy, "map_kwargs": map_kwargs}
+        pack: Any = partial(pack_dataset, tally=tally, **settings)
         return type(dataset)({name: pack(part) for name, part in dataset.items()})
     packing = _packing(seq_length, strategy, over_length, seed, balance)
     tally = PackTally() if tally is None else tally
@@ -157,9 +150,8 @@ def pack_dataset(
             raise ConfigError(
                 f"a {type(dataset).__name__} is not an iterable of rows. Pass a list of rows."
             )
-        dataset = Dataset.from_list(
-            [{name: np.asarray(each).tolist() for name, each in row.items()} for row in dataset]
-        )
+        plain = ({name: np.asarray(own).tolist() for name, own in row.items()} for row in dataset)
+        dataset = Dataset.from_list([*plain])
     if not len(dataset):
         raise ContractError("there are no rows to pack. Check the dataset")
     form = dataset.format
@@ -222,16 +214,14 @@ class _Packing:
                     is_first[ends[:-1]] = True
                     ignored = pa.scalar(IGNORE_INDEX, taken.type)
                     taken = pc.if_else(pa.array(is_first), ignored, taken)
-                kind = table.schema.field(name).type
-                is_large = pa.types.is_large_list(kind)
+                is_large = pa.types.is_large_list(table.schema.field(name).type)
                 lists = pa.LargeListArray if is_large else pa.ListArray
                 offsets = of_packs.cast(pa.int64() if is_large else pa.int32())
                 parts[name].append(lists.from_arrays(offsets, taken))
         columns = {name: pa.chunked_array(arrays) for name, arrays in parts.items()}
         if self.name != "wrapped":
             packs = pa.array(plan.pack_offsets.astype(np.int32))
-            seq_lengths = pa.ListArray.from_arrays(packs, pa.array(length.astype(np.int32)))
-            columns["seq_lengths"] = pa.chunked_array([seq_lengths])
+            columns["seq_lengths"] = pa.ListArray.from_arrays(packs, length.astype(np.int32))
         return pa.table(columns)
 
     def plan(self, lengths: Int64s) -> tuple[PackPlan, Int64s, Int64s, Int64s]:
@@ -239,9 +229,8 @@ class _Packing:
         rows = np.flatnonzero(lengths)
         sizes = lengths[rows]
         over = sizes > self.seq_length
-        if self.strategy == "concat" or not over.any():
-            starts = np.zeros(len(rows), np.int64)
-        elif self.over_length == "error":
+        is_cut = self.strategy != "concat" and over.any()
+        if is_cut and self.over_length == "error":
             row = int(rows[np.argmax(over)])
             raise SequenceTooLongError(
                 f"row {row} has {lengths[row]:,} tokens, more than seq_length {self.seq_length:,}. "
@@ -250,16 +239,15 @@ class _Packing:
                 num_tokens=int(lengths[row]),
                 seq_len=self.seq_length,
             )
-        elif self.over_length == "split":
+        if is_cut and self.over_length == "drop":
+            rows, sizes = rows[~over], sizes[~over]
+        starts = np.zeros(len(rows), np.int64)
+        if is_cut and self.over_length == "split":
             pieces = -(-sizes // self.seq_length)  # 5 tokens in pieces of 2: starts 0, 2, 4
             starts = count_up(pieces) * self.seq_length
-            rows, sizes = np.repeat(rows, pieces), np.repeat(sizes, pieces)
-            sizes = np.minimum(sizes - starts, self.seq_length)
-        else:
-            if self.over_length == "drop":
-                rows, sizes = rows[~over], sizes[~over]
+            rows, sizes = np.repeat(rows, pieces), np.repeat(sizes, pieces) - starts
+        if is_cut:
             sizes = np.minimum(sizes, self.seq_length)
-            starts = np.zeros(len(rows), np.int64)
         plan = plan_packs(sizes, self.seq_length, self.strategy, self.seed, balance=self.balance)
         return plan, rows, starts, sizes
 

@@ -138,11 +138,15 @@ class _Records:
     @classmethod
     def concat(cls, parts: Sequence["_Records"]) -> "_Records":
         lengths = np.concatenate([np.zeros(0, np.int32), *(each.lengths for each in parts)])
-        return cls(lengths, np.concatenate([_NO_ROWS, *(each.is_first for each in parts)]))
+        is_first = np.concatenate([np.zeros(0, np.bool_), *(each.is_first for each in parts)])
+        return cls(lengths, is_first)
 
     def scaled(self, share: float) -> "_Records":
         """Repeat the records to multiply their number: [5, 9] by 2.5 gives [5, 9, 5, 9, 5]."""
-        size = round(len(self.lengths) * share)
+        return self.resized(round(len(self.lengths) * share))
+
+    def resized(self, size: int) -> "_Records":
+        """Return the first `size` records; start over if there are fewer."""
         return _Records(np.resize(self.lengths, size), np.resize(self.is_first, size))
 
     def take(self, num_rows: int) -> "_Records":
@@ -150,15 +154,11 @@ class _Records:
 
         Records [5 9 4] of rows [0 0 1], 3 rows: [5 9 4 5 9].
         """
-        ends = np.append(np.flatnonzero(self.is_first)[1:], len(self.lengths))
-        if not self.num_rows:
+        starts = np.flatnonzero(self.is_first)
+        if not len(starts):
             return self
-        often, rest = divmod(num_rows, self.num_rows)
-        size = often * len(self.lengths) + (int(ends[rest - 1]) if rest else 0)
-        return _Records(np.resize(self.lengths, size), np.resize(self.is_first, size))
-
-
-_NO_ROWS = np.zeros(0, np.bool_)
+        often, rest = divmod(num_rows, len(starts))
+        return self.resized(often * len(self.lengths) + int(starts[rest]))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -187,26 +187,23 @@ class _Counted:
     @classmethod
     def of(cls, tokenized: pa.Table, recipe: Recipe, **read: Any) -> "_Counted":
         """Count tokenized rows. Overlong records are dropped here if they would fail the run."""
-        policy = recipe.pack.over_length
-        rule = recipe.pack.model_copy(
-            update={"over_length": "drop" if policy == "error" else policy}
-        )
+        rule = recipe.pack
+        if rule.over_length == "error":
+            rule = rule.model_copy(update={"over_length": "drop"})
         admitted, rows = apply_over_length(tokenized, rule), number_rows(tokenized)
         every = _Records.of(tokenized["num_tokens"].to_numpy(), rows)
         return cls(every, _Records.of(admitted.lengths, rows[admitted.rows]), **read)
 
     def scaled(self, share: float) -> "_Counted":
         """Return the counts multiplied by `share`."""
+        filtered = {name: round(n * share) for name, n in self.lineage["filtered"].items()}
         return _Counted(
             self.every.scaled(share),
             self.packed.scaled(share),
             rendered=self.rendered.scaled(share),
             quarantined={name: round(n * share) for name, n in self.quarantined.items()},
             num_bad=round(self.num_bad * share),
-            lineage={
-                "rows": round(self.lineage["rows"] * share),
-                "filtered": {n: round(k * share) for n, k in self.lineage["filtered"].items()},
-            },
+            lineage={"rows": round(self.lineage["rows"] * share), "filtered": filtered},
         )
 
 
@@ -297,38 +294,33 @@ def estimate(recipe: Recipe, plan: Plan, workspace: Workspace) -> Estimate:
         _mixed(recipe, {n: [getattr(each, kind) for each in own] for n, own in by_source.items()})
         for kind in ("packed", "every")
     )
-    tokens = sum(int(each.lengths.sum()) for each in mixed)
-    packs, balance_notes = _packs(recipe, [each.lengths for each in mixed])
+    tokens = int(mixed.lengths.sum())
+    packs, balance_notes = _packs(recipe, mixed.lengths)
     rendering = RenderCounts.total([each.rendered for each in shards])
     factor = factor_note(rendering, recipe.format)
     num_read = sum(each["rows"] for each in lineage)
     num_bad = sum(each.num_bad for each in shards)
+    notes = [*_notes(recipe, samples.values(), num_bytes, num_over), *balance_notes, factor]
+    refusals = _refusals(recipe, num_bad, num_over, num_read, len(mixed.lengths))
     return Estimate(
-        rows=sum(each.num_rows for each in mixed),
-        records=sum(len(each.lengths) for each in mixed),
+        rows=mixed.num_rows,
+        records=len(mixed.lengths),
         tokens=tokens,
         packs=packs,
         bytes=round(tokens * _BYTES_PER_TOKEN[recipe.publish.layout]),
         is_exact=not samples,
         sources=sources,
-        notes=(
-            *_notes(recipe, samples.values(), num_bytes, num_over),
-            *balance_notes,
-            *([factor] if factor else []),
-        ),
+        notes=tuple(filter(None, notes)),
         rendering=rendering,
         quarantined=dict(quarantined.most_common()),
         filters=tuple(filters_of(lineage)),
-        refusals=(
-            *_refusals(recipe, num_bad, num_over, num_read, mixed),
-            *unread_texts(recipe, of_texts),
-        ),
+        refusals=(*refusals, *unread_texts(recipe, of_texts)),
         seq_lens=_other_seq_lens(recipe, every),
     )
 
 
 def _refusals(
-    recipe: Recipe, num_bad: int, num_over: int, num_read: int, mixed: list[_Records]
+    recipe: Recipe, num_bad: int, num_over: int, num_read: int, num_left: int
 ) -> Iterator[str]:
     limit = recipe.validate_.max_quarantined
     if num_read and num_bad / num_read > share_allowed(limit, num_read):
@@ -344,18 +336,16 @@ def _refusals(
             f"{recipe.pack.seq_len:,}, but pack.over_length is error. Change it, or raise "
             "pack.seq_len."
         )
-    if not sum(len(each.lengths) for each in mixed):
+    if not num_left:
         yield "no rows are left to pack"
 
 
-def _other_seq_lens(recipe: Recipe, every: list[_Records]) -> tuple[SeqLenTrial, ...]:
+def _other_seq_lens(recipe: Recipe, every: _Records) -> tuple[SeqLenTrial, ...]:
     pack = recipe.pack
     if pack.over_length == "window":  # windows depend on seq_len
         return ()
-    counts: Counter[int] = Counter()
-    for each in every:
-        values, numbers = np.unique(each.lengths, return_counts=True)
-        counts.update(dict(zip(values.tolist(), numbers.tolist(), strict=True)))
+    values, numbers = np.unique(every.lengths, return_counts=True)
+    counts = dict(zip(values.tolist(), numbers.tolist(), strict=True))
     multiple = pack.pad_record_to_multiple_of
     return tuple(try_seq_lens([counts], pack.seq_len, pack.strategy, pack.seed, multiple))
 
@@ -400,8 +390,8 @@ def _notes(
         yield f"duplicates are still counted here, but {' and '.join(dropped)} will drop them"
 
 
-def _mixed(recipe: Recipe, records: Mapping[str, list[_Records]]) -> list[_Records]:
-    """Return the records of each source, repeated or cut about as `weight` and `max_records` do."""
+def _mixed(recipe: Recipe, records: Mapping[str, list[_Records]]) -> _Records:
+    """Return the records of all sources, repeated or cut about as `weight` and `max_records` do."""
     mixed = []
     for source in recipe.sources:
         own = _Records.concat(records.get(source_name(source), []))
@@ -410,7 +400,7 @@ def _mixed(recipe: Recipe, records: Mapping[str, list[_Records]]) -> list[_Recor
             taken = min(taken, source.max_records)
         # Lengths [5 9] of two rows with weight 1.5: [5 9 5].
         mixed.append(own.take(taken).take(round(taken * source.weight)))
-    return mixed
+    return _Records.concat(mixed)
 
 
 def _sampled(recipe: Recipe, source: SourceConfig, uri: str, workspace: Workspace) -> _Counted:
@@ -433,22 +423,21 @@ def _sampled(recipe: Recipe, source: SourceConfig, uri: str, workspace: Workspac
     )
 
 
-def _packs(recipe: Recipe, lengths: list[_Lengths]) -> tuple[int, list[str]]:
+def _packs(recipe: Recipe, lengths: _Lengths) -> tuple[int, list[str]]:
     """Return the number of packs if all lengths are planned together, ignoring train and eval.
 
     With `pack.balance`, a note gives the improvement.
     """
-    every = np.concatenate([np.zeros(0, dtype=np.int32), *lengths])
-    if not len(every):
+    if not len(lengths):
         return 0, []
     pack = recipe.pack
     multiple = pack.pad_record_to_multiple_of
-    plan = partial(plan_packs, every, pack.seq_len, pack.strategy, pack.seed, multiple)
+    plan = partial(plan_packs, lengths, pack.seq_len, pack.strategy, pack.seed, multiple)
     if pack.balance == 1:
         return plan().num_packs, []
     balanced = plan(pack.balance)
     without, with_ = (
-        step_imbalance(pack_costs(each, every), pack.balance) for each in (plan(), balanced)
+        step_imbalance(pack_costs(each, lengths), pack.balance) for each in (plan(), balanced)
     )
     return balanced.num_packs, [
         f"pack.balance: in steps of {pack.balance} packs, the most expensive pack costs "
@@ -474,8 +463,7 @@ class FirstRows:
 
     def refused(self) -> list[dict[str, Any]]:
         """Return source, row, reason and detail of bad rows, in the order of the steps."""
-        columns = self.bad.select(["source", "row", "reason", "detail"])
-        return list(columns.to_pylist())
+        return list(self.bad.select(["source", "row", "reason", "detail"]).to_pylist())
 
 
 def try_first_rows(
@@ -498,14 +486,11 @@ def try_first_rows(
     Raises:
         SourceError: the source has no rows.
     """
-    shards = [
-        shard
-        for shard in scan_source(source, _SAMPLE_BYTES, recipe.validate_.max_row_bytes)
-        if (shard.num_rows != 0 if uri is None else shard.uri == uri)
-    ]
-    if not shards:
+    scanned = scan_source(source, _SAMPLE_BYTES, recipe.validate_.max_row_bytes)
+    wanted = (each for each in scanned if (each.num_rows != 0 if uri is None else each.uri == uri))
+    shard = next(wanted, None)
+    if shard is None:
         raise SourceError(f"source '{source.path}' has no rows")
-    shard = shards[0]
     rows = read_shard(shard, source, recipe.validate_, recipe.split.group_by)
     with temporary_folder("sample") as folder:
         rows.write(folder, max_rows)
@@ -641,14 +626,14 @@ def explain_plan(plan: Plan, workspace: Workspace, recipe: Recipe) -> list[Expla
     """
     last = load_last_run(workspace.cache, recipe.dataset)
     packed = PACK.peek(plan.pack.key, workspace)
+    jobs = tuple(plan)
+    if packed is not None:
+        written, last_job = output_jobs(plan, recipe, packed.facts)
+        jobs = (*jobs[:-1], *written, last_job)
+    rows = [_explain_job(job, workspace, last) for job in jobs]
     if packed is None:
-        rows = [_explain_job(job, workspace, last) for job in plan]
         why = ["the number of jobs is not known until pack is done"]
         rows.append(ExplainedJob("files", "output", None, False, why))
-    else:
-        written, last_job = output_jobs(plan, recipe, packed.facts)
-        jobs = (*tuple(plan)[:-1], *written, last_job)
-        rows = [_explain_job(job, workspace, last) for job in jobs]
     order = [step.name for step in STEPS]
     rows.sort(key=lambda row: order.index(row.step))
     # A removed shard has no job to explain, but it changes the input of pack.

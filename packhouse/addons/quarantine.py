@@ -85,7 +85,8 @@ def check_fixed(
     still_bad = []
     for number, line in enumerate(lines):
         name = _source_of(line, origins, number)
-        if problem := _still_wrong(line):
+        raw = line["raw"]
+        if problem := _still_wrong(raw, line.get("is_cut")):
             still_bad.append({**line, "detail": problem})
             continue
         row_format = origins[name].format
@@ -93,7 +94,6 @@ def check_fixed(
             shards = _shards_of(origins[name].model_dump_json())
             formats = {shard.row_format for shard in shards} - {"auto"}
             row_format = formats.pop() if len(formats) == 1 else "auto"
-        raw = line["raw"]
         if isinstance(raw, str):
             raw = _from_delimited(raw, str(line["source"]), origins[name])
         text = raw.encode() if isinstance(raw, str) else orjson.dumps(raw)
@@ -136,10 +136,9 @@ def _source_of(line: Mapping[str, Any], origins: Collection[str], number: int) -
     return name
 
 
-def _still_wrong(line: Mapping[str, Any]) -> str:
+def _still_wrong(raw: object, is_cut: object) -> str:
     """Return the reason why a row cannot be checked yet, or an empty string."""
-    raw = line["raw"]
-    if line.get("is_cut"):
+    if is_cut:
         return "only the first 64 KiB were kept. Insert the whole row and remove is_cut."
     if _REPLACEMENT in (raw if isinstance(raw, str) else orjson.dumps(raw).decode()):
         return "it still contains U+FFFD in place of invalid UTF-8. Insert the intended text."
@@ -184,11 +183,6 @@ def _read_again(
     return bad
 
 
-_TARGET_HELP = (
-    "TARGET is a version (STORE/DATASET[@REF]), a quarantine file (.parquet or .arrow), or a "
-    "recipe, for the bad rows of its last run on this machine."
-)
-
 _FIXED = "_fixed.jsonl"
 """Lists which bad rows the fixed rows replace. Folder sources skip names that start with `_`."""
 _PLACE = ("source", "row", "raw_sha256")
@@ -212,21 +206,24 @@ def quarantine() -> None:
     """
 
 
-@quarantine.command(
-    help=f"Count bad rows by reason, with samples and remedies.\n\n{_TARGET_HELP}\n\n"
-    "\b\n"
-    "Example:\n"
-    "  $ packhouse quarantine ls ./store/demo\n"
-    "  validate / json: 1 row\n"
-    "    instructions/instructions.jsonl row 17: not JSON: unexpected end of data\n"
-    "    remedy: ..."
-)
+@quarantine.command()
 @_target
 @number_option("--samples", "Number of sample rows per reason.", default=3)
 @_cache
 @json_option()
 def ls(target: str, samples: int, cache: Path, as_json: bool) -> None:
-    """Count bad rows by reason."""
+    """Count bad rows by reason, with samples and remedies.
+
+    TARGET is a version (STORE/DATASET[@REF]), a quarantine file (.parquet or .arrow), or a recipe,
+    for the bad rows of its last run on this machine.
+
+    \b
+    Example:
+      $ packhouse quarantine ls ./store/demo
+      validate / json: 1 row
+        instructions/instructions.jsonl row 17: not JSON: unexpected end of data
+        remedy: ...
+    """
     table = read_quarantine(target, cache)
     reasons = count_reasons(table, samples)
     num_rows = table.group_by(["source", "row"]).aggregate([]).num_rows
@@ -245,15 +242,7 @@ def ls(target: str, samples: int, cache: Path, as_json: bool) -> None:
             print_text(f"remedy: {known.remedy}", 2)
 
 
-@quarantine.command(
-    help=f"Print bad rows with their location and raw bytes.\n\n{_TARGET_HELP}\n\n"
-    "\b\n"
-    "Example:\n"
-    "  $ packhouse quarantine show ./store/demo --reason json\n"
-    "  instructions/instructions.jsonl row 17, byte 3,536: validate / json\n"
-    "    not JSON: unexpected end of data\n"
-    '    {"instruction": "Name three primes ...'
-)
+@quarantine.command()
 @_target
 @click.option("--reason", help="Print only rows with this reason.")
 @click.option("--source", help="Print only rows of this source or `source/file`.")
@@ -274,7 +263,18 @@ def show(
     cache: Path,
     as_json: bool,
 ) -> None:
-    """Print bad rows with their location and raw bytes."""
+    """Print bad rows with their location and raw bytes.
+
+    TARGET is a version (STORE/DATASET[@REF]), a quarantine file (.parquet or .arrow), or a recipe,
+    for the bad rows of its last run on this machine.
+
+    \b
+    Example:
+      $ packhouse quarantine show ./store/demo --reason json
+      instructions/instructions.jsonl row 17, byte 3,536: validate / json
+        not JSON: unexpected end of data
+        {"instruction": "Name three primes ...
+    """
     table = _chosen(read_quarantine(target, cache), reason, source, row)
     if not table.num_rows:
         raise ConfigError(
@@ -298,17 +298,7 @@ def show(
         echo(f"... and {table.num_rows - limit:,} more; use --limit, --reason or --row")
 
 
-@quarantine.command(
-    help="Fix bad rows and check them again.\n\nFirst, write the bad rows to a JSON Lines file "
-    "with --edit FILE. In each line, fix `raw`, or delete the line to give up on the row. "
-    "Then check the file with --from FILE: rows that pass are written to the --out folder, "
-    "one file per source, which you add to the recipe. Rows that are still bad are written "
-    "to OUT/_still-bad.jsonl, and the exit code is 4. Without --from, the original rows are "
-    "checked again, for example after you change the "
-    f"recipe.\n\n{_TARGET_HELP}\n\n\b\nExample:\n  $ packhouse quarantine retry recipe.yaml "
-    "--from bad.jsonl --out fixed\n  8 rows passed, 1 still bad\n    chats/chats.jsonl row "
-    "79: NaN is not JSON\n    all of them: fixed/_still-bad.jsonl"
-)
+@quarantine.command()
 @_target
 @click.option("--edit", type=click.Path(path_type=Path), help="File to write the bad rows to.")
 @click.option("--from", "fixed", type=click.Path(path_type=Path), help="File of fixed rows.")
@@ -329,7 +319,24 @@ def retry(
     cache: Path,
     as_json: bool,
 ) -> None:
-    """Check bad rows again after fixing them."""
+    """Fix bad rows and check them again.
+
+    First, write the bad rows to a JSON Lines file with --edit FILE. In each line, fix `raw`, or
+    delete the line to give up on the row. Then check the file with --from FILE: rows that pass are
+    written to the --out folder, one file per source, which you add to the recipe. Rows that are
+    still bad are written to OUT/_still-bad.jsonl, and the exit code is 4. Without --from, the
+    original rows are checked again, for example after you change the recipe.
+
+    TARGET is a version (STORE/DATASET[@REF]), a quarantine file (.parquet or .arrow), or a recipe,
+    for the bad rows of its last run on this machine.
+
+    \b
+    Example:
+      $ packhouse quarantine retry recipe.yaml --from bad.jsonl --out fixed
+      8 rows passed, 1 still bad
+        chats/chats.jsonl row 79: NaN is not JSON
+        all of them: fixed/_still-bad.jsonl
+    """
     if edit is not None:
         if fixed or out:
             raise ConfigError(
@@ -337,7 +344,7 @@ def retry(
                 "fix it, then pass it as --from with --out."
             )
         rows = _rows_to_mend(target, cache, reason)
-        edit.write_bytes(b"".join(orjson.dumps(editable(row)) + b"\n" for row in rows))
+        _write_lines(edit, map(editable, rows))
         if as_json:
             echo(json.dumps({"rows": len(rows), "file": str(edit)}))
         else:
@@ -374,17 +381,15 @@ def retry(
 
 def _rows_to_mend(target: str, cache: Path, reason: str | None) -> list[dict[str, Any]]:
     """Return each bad row once, even if several of its windows or paths are bad."""
-    first: dict[tuple[str, int, str], dict[str, Any]] = {}
+    first: dict[tuple[object, ...], dict[str, Any]] = {}
     for row in _chosen(read_quarantine(target, cache), reason).to_pylist():
-        first.setdefault((row["source"], row["row"], row["raw_sha256"]), row)
+        first.setdefault(tuple(map(row.get, _PLACE)), row)
     return [*first.values()]
 
 
 def _lines_of(rows: list[dict[str, Any]], target: str) -> dict[tuple[str, int], int]:
     """Return the line numbers of rows in a recipe's files; for other targets, files are unknown."""
-    if not is_recipe_path(target):
-        return {}
-    return lines_of_rows(rows, read_recipe(target).sources)
+    return lines_of_rows(rows, read_recipe(target).sources) if is_recipe_path(target) else {}
 
 
 def read_quarantine(target: str, cache: Path) -> pa.Table:
@@ -466,6 +471,10 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
     return lines
 
 
+def _write_lines(path: Path, rows: Iterable[object]) -> None:
+    path.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
+
+
 def _write_retried(
     lines: list[dict[str, Any]],
     passed: list[FixedSource],
@@ -487,20 +496,19 @@ def _write_retried(
     left = out / "_still-bad.jsonl"  # folder sources skip names like this
     left.unlink(missing_ok=True)
     if still_bad:
-        left.write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in still_bad))
+        _write_lines(left, still_bad)
     bad = {(line["source"], line["row"]) for line in still_bad}
     fixed = [line for line in lines if (line["source"], line["row"]) not in bad]
     # Lines written by hand have no digest, so they cannot be matched to a bad row.
     replaced = [{name: row[name] for name in _PLACE} for row in fixed if "raw_sha256" in row]
-    (out / _FIXED).write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in replaced))
+    _write_lines(out / _FIXED, replaced)
     num_passed = sum(len(source.lines) for source in passed)
     if as_json:
         echo(json.dumps({"passed": num_passed, "still_bad": still_bad, "sources": sources}))
         return fixed
     echo(f"{counted(num_passed, 'row')} passed, {len(still_bad):,} still bad")
     for line in still_bad[:5]:
-        reason = for_terminal(str(line.get("detail", "")))
-        echo(f"  {for_terminal(str(line['source']))} row {line['row']:,}: {reason}")
+        echo(for_terminal(f"  {line['source']} row {line['row']:,}: {line.get('detail', '')}"))
     if still_bad:
         echo(f"  all of them: {left}")
     if passed:

@@ -122,11 +122,11 @@ def _read_sheet(book: Any, name: str, faults: Faults, uri: str) -> tuple[str, pa
             "its own name.",
             uri=uri,
         )
-    texts = {
-        header[n].strip(): [None if (p, n) in faults else rows[p][n] for p in places]
-        for n in columns
-    }
-    table = pa.table({key: pa.array(values, pa.string()) for key, values in texts.items()})
+    texts = {}
+    for n in columns:
+        values = [None if (place, n) in faults else rows[place][n] for place in places]
+        texts[header[n].strip()] = pa.array(values, pa.string())
+    table = pa.table(texts)
     wrong_rows: dict[int, tuple[str, str]] = {}
     numbers = {place: number for number, place in enumerate(places)}
     for (row, column), error in sorted(faults.items(), reverse=True):  # the first cell is named
@@ -409,10 +409,10 @@ def _read_sqlite(path: Path, uri: str, table: str | None) -> Iterator[pa.RecordB
         for pragma in ("trusted_schema = OFF", "query_only = ON", "cell_size_check = ON"):
             database.execute(f"PRAGMA {pragma}")
         found = database.execute("SELECT name, type, rootpage FROM sqlite_schema").fetchall()
-        plain = [name for name, kind, page in found if kind == "table" and page]
         others = {name for name, kind, page in found if kind == "view" or not page}
-        plain = [name for name in plain if not name.startswith("sqlite_")]
-        name = _chosen(plain, others, table, uri)
+        plain = [name for name, kind, page in found if kind == "table" and page]
+        own = [name for name in plain if not name.startswith("sqlite_")]
+        name = _chosen(own, others, table, uri)
         yield from _sqlite_batches(database, name, uri)
     except (sqlite3.Error, UnicodeDecodeError) as error:
         raise _damaged(uri, "SQLite", error) from None
@@ -426,19 +426,15 @@ def _sqlite_batches(database: sqlite3.Connection, table: str, uri: str) -> Itera
     info = database.execute(f"PRAGMA table_xinfo({quoted})").fetchall()
     names = [column[1] for column in info]
     if computed := [column[1] for column in info if column[6]]:
-        raise SourceError(
-            f"source file '{uri}': column '{computed[0]}' of table '{table}' is computed, so "
-            "reading it would run its SQL. Make it a plain column",
-            uri=uri,
-        )
+        raise _computed(uri, f"column '{computed[0]}' of table '{table}'")
     keys = [column[1] for column in sorted(info, key=lambda column: int(column[5])) if column[5]]
     lower = {name.lower() for name in names}
-    rowid = next((name for name in ("rowid", "_rowid_", "oid") if name not in lower), None)
-    order = rowid or ", ".join(map(_quoted, keys))
+    by_key = ", ".join(map(_quoted, keys))
+    order = next((name for name in ("rowid", "_rowid_", "oid") if name not in lower), by_key)
     try:
         database.execute(f"SELECT {order} FROM {quoted} LIMIT 0")
     except sqlite3.OperationalError:  # a table WITHOUT ROWID
-        order = ", ".join(map(_quoted, keys))
+        order = by_key
 
     def allow(action: int, first: str | None, second: str | None, *_: object) -> int:
         is_of_table = action == sqlite3.SQLITE_READ and first == table
@@ -503,11 +499,8 @@ def _read_duckdb(path: Path, uri: str, table: str | None) -> Iterator[pa.RecordB
     """Yield the rows of a DuckDB table, after an empty batch with the schema."""
     import duckdb
 
-    settings: dict[str, Any] = {
-        **NO_FILES,
-        "memory_limit": "768MB",
-        "threads": "1",  # keeps rows in order
-    }
+    # One thread keeps rows in order.
+    settings: dict[str, Any] = {**NO_FILES, "memory_limit": "768MB", "threads": "1"}
     try:
         with duckdb.connect(str(path), read_only=True, config=settings) as database:
             database.execute("SET TimeZone = 'UTC'")  # otherwise the time zone of the machine
@@ -521,11 +514,7 @@ def _read_duckdb(path: Path, uri: str, table: str | None) -> Iterator[pa.RecordB
             others = {name for (name,) in database.execute(views).fetchall()}
             name = _chosen(list(tables), others, table, uri)
             if "GENERATED ALWAYS AS" in tables[name]:  # such as random()
-                raise SourceError(
-                    f"source file '{uri}': a column of table '{name}' is computed, so reading it "
-                    "would run its SQL. Make it a plain column",
-                    uri=uri,
-                )
+                raise _computed(uri, f"a column of table '{name}'")
             rows = database.sql(f"SELECT * FROM main.{_quoted(name)}")
             reader = rows.to_arrow_reader(_BATCH_ROWS)
             yield pa.RecordBatch.from_pylist([], reader.schema.append(fault_field))
@@ -552,6 +541,11 @@ def _chosen(tables: Sequence[str], others: set[str], table: str | None, uri: str
     else:
         why = f"it has no table '{table}'{near_name(table, tables)}"
     raise SourceError(f"source file '{uri}': {why}; tables: {shown}", uri=uri)
+
+
+def _computed(uri: str, column: str) -> SourceError:
+    problem = f"{column} is computed, so reading it would run its SQL. Make it a plain column"
+    return SourceError(f"source file '{uri}': {problem}", uri=uri)
 
 
 def _quoted(name: str) -> str:

@@ -74,7 +74,7 @@ from packhouse.run.steps.validate import (
 )
 from packhouse.store.conditional_writes import check_usable
 from packhouse.store.object_keys import pinned
-from packhouse.system.disks import CachePlace, make_cache
+from packhouse.system.disks import CachePlace, default_cache, make_cache
 from packhouse.system.plugins import import_extra
 from packhouse.system.progress import say, start_phase
 from packhouse.system.terminal import check_interrupted
@@ -272,7 +272,10 @@ def prepare_recipe(
             prepared = prepare(recipe, run, place.folder, mirror=mirror)
         except (EmptyDatasetError, QuarantineLimitError) as error:
             target = file or next(iter(error.facts.get("places", [])), "RECIPE")
-            said = str(error).replace("show RECIPE`", f"show {shlex.quote(target)}`")
+            command = f"show {shlex.quote(target)}"
+            if file and place.folder != default_cache():  # else the command would not find the run
+                command += f" --cache {shlex.quote(str(place.folder))}"
+            said = str(error).replace("show RECIPE`", f"{command}`")
             raise type(error)(said, **error.facts) from None
     return prepared, list(mirror.notes) if mirror else []
 

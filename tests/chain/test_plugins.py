@@ -66,6 +66,7 @@ class Acme:
         (self.folder / "acme_data.py").write_text(code)
         sys.modules.pop("acme_data", None)
         importlib.invalidate_caches()
+        plugins.installed.cache_clear()
 
     def replace(self, old, new, version="1.0"):
         assert old in CODE
@@ -78,6 +79,7 @@ def acme(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     yield Acme(tmp_path / "site")
     sys.modules.pop("acme_data", None)
+    plugins.installed.cache_clear()
 
 
 @pytest.fixture
@@ -117,6 +119,14 @@ def test_the_recipe_of_the_page_runs_in_processes_of_their_own(acme, tmp_path):
     manifest = open_version(str(tmp_path / "store"), "faq").manifest
     assert manifest.libraries["acme-data"] == "1.0"
     assert manifest.configuration["pack"]["strategy"] == "in_order"
+
+
+def test_the_metadata_of_installed_packages_is_read_once_per_process(acme, monkeypatch):
+    found = find_plugin("row_formats", "faq")
+    monkeypatch.setattr(sys, "path", [])  # reading again would find nothing
+
+    assert find_plugin("row_formats", "faq") == found
+    assert plugins.plugin_names("checks") == ["no_emails"]
 
 
 def test_the_version_of_a_plug_in_is_part_of_the_id_and_nothing_else_of_it_is(acme, prepare):

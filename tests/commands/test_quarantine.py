@@ -1,4 +1,6 @@
 import json
+import re
+import shlex
 
 import orjson
 import pyarrow.parquet as pq
@@ -303,3 +305,15 @@ def test_rows_that_are_still_bad_are_not_added_to_a_source(desk):
     (desk / "out" / "good.jsonl").write_text(json.dumps(GOOD[0]))
     edit(desk, sources=[{"path": "out", "format": "alpaca"}])
     assert run_recipe(desk).ledger[0].rows_in == 1
+
+
+def test_the_command_in_the_message_of_prepare_finds_a_run_with_another_cache(desk):
+    edit(desk, validate={"max_quarantined": 0.01})
+    recipe, cache = desk / "recipe.yaml", desk / "other cache"
+    failed = CliRunner().invoke(cli, ["prepare", str(recipe), "--cache", str(cache)])
+    (command,) = re.findall(r"run `packhouse (quarantine show .+)`", failed.stderr)
+
+    shown = CliRunner().invoke(cli, shlex.split(command))
+
+    assert shown.exit_code == 0, shown.stderr
+    assert shown.stdout.count(": validate / ") == len(BAD)

@@ -71,6 +71,7 @@ class Toys:
         (info / "entry_points.txt").write_text(f"[packhouse.renderers]\n{name} = {module}{value}\n")
         (self.folder / f"{module}.py").write_text(textwrap.dedent(code), "utf-8")
         importlib.invalidate_caches()
+        plugins.installed.cache_clear()
         return name
 
 
@@ -78,7 +79,8 @@ class Toys:
 def toys(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     worker._end_idle()  # a waiting worker of an earlier test does not know the folder
-    return Toys(tmp_path / "site")
+    yield Toys(tmp_path / "site")
+    plugins.installed.cache_clear()
 
 
 def render(name: str, *talks: Any, tools: Any = None, **config: Any) -> Any:

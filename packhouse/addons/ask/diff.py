@@ -182,17 +182,14 @@ def _diff_records(old: OpenVersion, new: OpenVersion) -> RecordDiff | None:
             return None
     _set_outcomes(old, new, "outcome", shown["added"])
     _set_outcomes(new, old, "outcome new", shown["removed"])
-    examples = {
-        name: [_change(name, row, row) for row in rows] for name, rows in shown.items() if rows
-    }
-    if pairs:
-        examples["edited"] = [_change("edited", *pair) for pair in pairs]
+    both = {name: [(row, row) for row in rows] for name, rows in shown.items()} | {"edited": pairs}
+    examples = {name: [_change(name, *p) for p in own] for name, own in both.items() if own}
     return RecordDiff(**numbers, examples=examples)
 
 
 def _compare(
     before: VersionFiles, after: VersionFiles, memory: int
-) -> tuple[dict[str, int], dict[str, Rows], list[Rows]]:
+) -> tuple[dict[str, int], dict[str, Rows], list[tuple[dict[str, Any], dict[str, Any]]]]:
     """Join the contents of two versions (in a worker).
 
     Returns:
@@ -215,13 +212,12 @@ def _compare(
             return found
 
         counts = ", ".join(f"count(*) FILTER ({each}) AS num_{n}" for n, each in _KINDS.items())
-        (numbers,) = rows(
-            f"SELECT {counts}, (SELECT count(*) FROM edited) AS num_edited FROM pairs"
-        )
+        counts += ", (SELECT count(*) FROM edited) AS num_edited"
+        (numbers,) = rows(f"SELECT {counts} FROM pairs")
         first = f"ORDER BY record_id LIMIT {_MAX_EXAMPLES}"
         shown = {n: rows(f"FROM pairs WHERE {each} {first}") for n, each in _KINDS.items()}
         del shown["same"]
-        pairs = [[row["old"], row["new"]] for row in rows(_EXAMPLES_OF_EDITED)]
+        pairs = [(row["old"], row["new"]) for row in rows(_EXAMPLES_OF_EDITED)]
     return numbers, shown, pairs
 
 
@@ -312,19 +308,6 @@ _MOST_KEYS = 20
 _VALUE = 30
 """Maximum number of characters shown of a setting's value."""
 
-_SHOWN_KINDS = {
-    "added": "added",
-    "removed": "removed",
-    "edited": "edited (the row changed)",
-    "changed_tokens": "",
-    "changed_masks": "same text, different tokens trained",
-    "changed_weights": "same text, different loss weights",
-    "copies": "different number of copies",
-    "moved": "moved to another split",
-}
-
-_READ_OTHERWISE = "edited (same row, read or split differently)"
-"""Description of edited rows if both versions have the same source files."""
 
 # Counts that are omitted because other counts are clearer.
 _INNER = ("length_histogram", "lower_bound", "num_bins", "num_sequences", "sides.", ".filtered.")
@@ -360,9 +343,9 @@ def diff(old: str, new: str, no_records: bool, cache: Path, as_json: bool) -> No
     else:
         _print_facts(found)
         if found.records is not None:
-            is_other_source = any(key.endswith("sha256") for key in found.lineage)
-            kinds = _SHOWN_KINDS if is_other_source else _SHOWN_KINDS | {"edited": _READ_OTHERWISE}
-            _print_records(found.records, left, right, Workspace(cache=cache).tokenizers, kinds)
+            has_same_files = not any(key.endswith("sha256") for key in found.lineage)
+            tokenizers = Workspace(cache=cache).tokenizers
+            _print_records(found.records, left, right, tokenizers, has_same_files)
 
 
 def _print_facts(found: Diff) -> None:
@@ -405,15 +388,21 @@ def _short(old: object, new: object) -> tuple[object, ...]:
 
 
 def _print_records(
-    found: RecordDiff,
-    old: OpenVersion,
-    new: OpenVersion,
-    tokenizers: Path,
-    kinds: Mapping[str, str],
+    found: RecordDiff, old: OpenVersion, new: OpenVersion, tokenizers: Path, has_same_files: bool
 ) -> None:
     echo(f"\nrecords: {found.num_same:,} are the same")
     is_one = old.manifest.tokenizer_fingerprint == new.manifest.tokenizer_fingerprint
-    names = {**kinds, "changed_tokens": "other text" if is_one else "different token IDs"}
+    why = "same row, read or split differently" if has_same_files else "the row changed"
+    names = {
+        "added": "added",
+        "removed": "removed",
+        "edited": f"edited ({why})",
+        "changed_tokens": "other text" if is_one else "different token IDs",
+        "changed_masks": "same text, different tokens trained",
+        "changed_weights": "same text, different loss weights",
+        "copies": "different number of copies",
+        "moved": "moved to another split",
+    }
     shown = [c for kind in _WITH_TEXT for c in found.examples.get(kind, ())[:_MOST_TEXTS]]
     opened = (old, new) if shown else ()
     pipelines = [pipeline_of(tokenizer_of(each, tokenizers)) for each in opened]

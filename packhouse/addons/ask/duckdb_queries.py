@@ -354,21 +354,18 @@ class Views:
     def _explain(self, error: Exception) -> str:
         """Describe the error in a line or two: DuckDB's first line, and the names that exist."""
         first, *rest = str(error).split("\n")
-        message = f"the query failed: {_first_line(error)}"
-        if first.startswith("Catalog Error: Table"):
-            names = ", ".join(VIEWS)
-            return f"{message}\nTables: {names}. See `packhouse sql --help`."
-        if "Referenced" in first or "does not have a column" in first:
-            named = [view for view in VIEWS if view in _words(self.question.query)]
-            there = (f"{view} has {', '.join(self._columns(view))}" for view in named)
-            return "\n".join([message, *there])
-        meant = [line for line in rest if line.startswith("Did you mean")]
+        helps = [line for line in rest if line.startswith("Did you mean")][:1]
         takes = [line.strip().partition(" -> ")[0] for line in rest if " -> " in line]
-        if takes:
+        if first.startswith("Catalog Error: Table"):
+            helps = [f"Tables: {', '.join(VIEWS)}. See `packhouse sql --help`."]
+        elif "Referenced" in first or "does not have a column" in first:
+            named = [view for view in VIEWS if view in _words(self.question.query)]
+            helps = [f"{view} has {', '.join(self._columns(view))}" for view in named]
+        elif takes:
             more = ", ..." * (len(takes) > _CANDIDATES)
             shown = ", ".join(takes[:_CANDIDATES]).replace('"', "").replace(", /)", ")")
-            meant = [f"Signature: {shown}{more}"]
-        return "\n".join([message, *meant[:1]])
+            helps = [f"Signature: {shown}{more}"]
+        return "\n".join([f"the query failed: {_first_line(error)}", *helps])
 
     def _columns(self, view: str) -> list[str]:
         return [row[0] for row in self.database.execute(f"DESCRIBE whole.{view}").fetchall()]
@@ -393,10 +390,8 @@ def _with_json(answer: "DuckDBPyRelation") -> pa.Table:
     is_json = [not _is_plain(kind) for kind in answer.types]
     shown = (f"to_json(#{n})" if cast else f"#{n}" for n, cast in enumerate(is_json, 1))
     table = answer.project(", ".join(shown)).to_arrow_table()
-    columns = [
-        column.cast(pa.json_()) if cast else column
-        for column, cast in zip(table.columns, is_json, strict=True)
-    ]
+    pairs = zip(table.columns, is_json, strict=True)
+    columns = [column.cast(pa.json_()) if cast else column for column, cast in pairs]
     return pa.Table.from_arrays(columns, answer.columns)
 
 
@@ -522,11 +517,9 @@ def fetch_columns(
     ]
     store_requests.in_parallel(_Copy.begin, copies, _THREADS)
     sparse = [copy for copy in copies if not copy.is_whole]
+    asked = [(c.path, stored_names(wanted[c.entry.kind]), c.entry.rows) for c in sparse]
     found = stream_from_worker(
-        partial(
-            _find_columns,
-            [(c.path, stored_names(wanted[c.entry.kind]), c.entry.rows) for c in sparse],
-        ),
+        partial(_find_columns, asked),
         what=f"the footers of {opened.dataset}",
         blames=IntegrityError,
         num_bytes=sum(copy.num_bytes for copy in sparse),
@@ -599,10 +592,9 @@ class _Copy:
             IntegrityError: the size or the tag of the object has changed.
         """
         key, store = self.opened.key(self.entry), self.opened.store
+        steps = store_requests.ask(ObjectStore.get_range, key, start, end - start)
         try:
-            part = store_requests.run(
-                store, store_requests.ask(ObjectStore.get_range, key, start, end - start)
-            )
+            part = store_requests.run(store, steps)
         except ObjectNotFoundError:
             raise self.opened.gone(self.entry) from None
         if part.size != self.entry.size:

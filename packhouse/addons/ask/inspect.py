@@ -123,15 +123,14 @@ def inspect(
         if not rows:
             print_note("checked the first rows of each source, without those that `where` drops")
         _show_records(rows, pipeline, as_json=as_json)
-    elif chosen.is_any:
-        opened = open_address(target)
-        pipeline = _pipeline(opened, tokenizer, cache)
+        return
+    opened = open_address(target)
+    pipeline = _pipeline(opened, tokenizer, cache)
+    if chosen.is_any:
         _show_records(_of_version(opened, chosen, split, cache), pipeline, as_json=as_json)
     else:
-        opened = open_address(target)
         split = split or first_split(opened)
         packed = read_packs(opened, split, *((skip, packs) if pack is None else (pack, 1)))
-        pipeline = _pipeline(opened, tokenizer, cache)
         _show_packs(split, packed, pipeline, opened.manifest, as_json=as_json)
 
 
@@ -148,9 +147,8 @@ def _show_packs(
     def blocks() -> Iterator[RenderableType]:
         labels = label_names(manifest)
         for number, row in packed:
-            counts = f"{counted(len(row['input_ids']), 'token')}, {sum(row['trained']):,} trained"
             records = counted(row["num_records"], "record")
-            yield Rule(Text(f"{split} pack {number:,}: {counts}, {records}"))
+            yield _rule(f"{split} pack {number:,}", row, f", {records}")
             for name, start, end, side in records_in(row, manifest.preferences, labels):
                 weights = weights_text(row["loss_weights"][start:end])
                 label = ", ".join(part for part in (f"record {name}", side, weights) if part)
@@ -180,8 +178,7 @@ def _show_records(
 
     def blocks() -> Iterator[RenderableType]:
         for row in rows:
-            counts = f"{counted(len(row['input_ids']), 'token')}, {sum(row['trained']):,} trained"
-            yield Rule(Text(f"{for_terminal(row['source'])} row {row['row']:,}: {counts}"))
+            yield _rule(f"{for_terminal(row['source'])} row {row['row']:,}", row)
             yield Text(f"{row['about']}\n", "cyan")
             yield _drawn(_runs(row, pipeline))
 
@@ -191,6 +188,11 @@ def _show_records(
     for row in rows:
         facts = {k: v for k, v in row.items() if k not in ("input_ids", "trained", "about")}
         echo(json.dumps({**facts, "runs": _runs_json(_runs(row, pipeline))}))
+
+
+def _rule(name: str, row: Mapping[str, Any], more: str = "") -> Rule:
+    counts = f"{counted(len(row['input_ids']), 'token')}, {sum(row['trained']):,} trained"
+    return Rule(Text(f"{name}: {counts}{more}"))
 
 
 def _runs(
@@ -207,16 +209,13 @@ def _drawn(runs: Sequence[Run]) -> Group:
 
 def _runs_json(runs: Iterable[Run], first: int = 0) -> list[dict[str, Any]]:
     """Merge runs that are equally trained; `first` is the position of the record in its pack."""
-    alike = [list(own) for _, own in groupby(runs, key=lambda run: run.is_trained)]
-    return [
-        {
-            "start": first + own[0].start,
-            "end": first + own[-1].end,
-            "trained": own[0].is_trained,
-            "text": "".join(run.text for run in own),
-        }
-        for own in alike
-    ]
+    merged = []
+    for is_trained, group in groupby(runs, key=lambda run: run.is_trained):
+        own = [*group]
+        place = {"start": first + own[0].start, "end": first + own[-1].end}
+        text = "".join(run.text for run in own)
+        merged.append({**place, "trained": is_trained, "text": text})
+    return merged
 
 
 def _of_version(
@@ -247,9 +246,8 @@ def _of_version(
     labels = label_names(opened.manifest)
     for row in rows:
         about = [f"record {row['record_id']}, {row['split']} pack {row['pack']:,}"]
-        about += [label_text(row["label"], labels)]
-        about += [weights_text(row.pop("loss_weights"))]
-        row["about"] = ", ".join(part for part in about if part)
+        about += [label_text(row["label"], labels), weights_text(row.pop("loss_weights"))]
+        row["about"] = ", ".join(filter(None, about))
     if not rows and wanted.row is not None:
         print_note(
             "no pack contains this row. `packhouse trace VERSION --file F --row N` shows why."
@@ -267,15 +265,11 @@ def _sides_of(row: dict[str, Any]) -> list[dict[str, Any]]:
         >>> [(side["about"], side["input_ids"]) for side in _sides_of(row)]
         [('record x, chosen', [1, 2, 3]), ('record x, rejected', [1, 4])]
     """
+    about, ids, trained = (row[name] for name in ("about", "input_ids", "trained"))
     return [
-        {
-            **row,
-            "about": f"{row['about']}, {side}",
-            "side": side,
-            "input_ids": row["input_ids"][part],
-            "trained": row["trained"][part],
-        }
-        for side, part in pair_sides(row["trained"])
+        {**row, "about": f"{about}, {side}", "side": side}
+        | {"input_ids": ids[part], "trained": trained[part]}
+        for side, part in pair_sides(trained)
     ]
 
 
@@ -289,9 +283,8 @@ def _of_recipe(
 
     recipe = read_recipe(target)
     tokenizers = Workspace(cache=cache).tokenizers
-    pipeline = pipeline_of(
-        partial(load_snapshot, recipe.tokenizer, tokenizers, recipe.tokenize.pipeline)
-    )
+    load = partial(load_snapshot, recipe.tokenizer, tokenizers, recipe.tokenize.pipeline)
+    pipeline = pipeline_of(load)
     found: list[dict[str, Any]] = []
     for source in recipe.sources:
         if wanted.source and wanted.source.partition("/")[0] != source_name(source):
@@ -309,24 +302,22 @@ def _of_recipe(
         wanted.note_more(len(rows) if wanted.is_any else 0, f" in '{source.path}'")
         names = labels_of(recipe, source)
         for row in rows[: wanted.limit]:
-            is_over = row["num_tokens"] > recipe.pack.seq_len
+            seq_len = recipe.pack.seq_len
             about = [
                 f"record {row['record_id']}",
-                f"longer than seq_len {recipe.pack.seq_len:,}" if is_over else "",
+                f"longer than seq_len {seq_len:,}" if row["num_tokens"] > seq_len else "",
                 label_text(row["label"], names),
                 weights_text(row.get("range_weights") or []),
             ]
-            shown = {name: row[name] for name in _SHOWN}
-            shown["about"] = "; ".join(filter(None, about))
+            shown = {name: row[name] for name in _SHOWN} | {"about": "; ".join(filter(None, about))}
             found += _sides_of(shown) if recipe.preferences == "pairs" else [shown]
         if refused:
             first = refused[0]
             number = len({row["row"] for row in refused})
             are = "is" if number == 1 else "are"
-            file = for_terminal(str(first["source"]))
             print_note(
-                f"note: {number:,} of the first rows of '{file}' {are} bad; "
-                f"row {first['row']:,}: {first['reason']}: {first['detail']}",
+                f"note: {number:,} of the first rows of '{for_terminal(first['source'])}' {are} "
+                f"bad; row {first['row']:,}: {first['reason']}: {first['detail']}"
             )
     return found, pipeline
 
@@ -393,16 +384,12 @@ def read_packs(
         if low < high:
             with temporary_folder("inspect") as folder:  # gone before the caller can stop
                 path = opened.fetch(entry, folder / Path(entry.key).name)
-                files = VersionFiles(
-                    files={"data": [(path, split)]},
-                    manifest=replace(opened.manifest, files=()),
-                )
-                rows = run_in_worker(  # a few compressed KB may expand to GB
-                    partial(_read_rows, files, low - first, high - low),
-                    what=f"file '{entry.key}'",
-                    blames=IntegrityError,
-                    num_bytes=entry.size,
-                )
+                manifest = replace(opened.manifest, files=())
+                files = VersionFiles(files={"data": [(path, split)]}, manifest=manifest)
+                # In a worker, because a few compressed KB may expand to GB.
+                read_part = partial(_read_rows, files, low - first, high - low)
+                what, size = f"file '{entry.key}'", entry.size
+                rows = run_in_worker(read_part, what=what, blames=IntegrityError, num_bytes=size)
             yield from zip(range(low, high), rows, strict=True)
         first += entry.rows
     if skip >= first:
@@ -476,11 +463,9 @@ def records_in(
 
 def label_names(manifest: Manifest) -> list[str]:
     """Return the names of labels 0, 1, ...: KTO verdicts, or class names if all sources agree."""
-    if manifest.preferences == "kto":
-        return ["bad", "good"]
     given = {shard.settings.label_names for shard in manifest.facts.lineage.sources}
     names = given.pop() if len(given) == 1 else None
-    return [for_terminal(name) for name in names or ()]
+    return [*map(for_terminal, ("bad", "good") if manifest.preferences == "kto" else names or ())]
 
 
 def is_of_classes(manifest: Manifest) -> bool:
@@ -513,9 +498,8 @@ def pair_sides(trained: Sequence[bool]) -> list[tuple[str, slice]]:
 
 def labels_of(recipe: Recipe, source: SourceConfig) -> list[str]:
     """Return the names of labels 0, 1, ... of a source: KTO verdicts, or its own class names."""
-    if recipe.preferences == "kto":
-        return ["bad", "good"]
-    return [for_terminal(name) for name in source.label_names or ()]
+    names = ("bad", "good") if recipe.preferences == "kto" else source.label_names
+    return [*map(for_terminal, names or ())]
 
 
 def weights_text(weights: Sequence[float]) -> str:
@@ -560,11 +544,6 @@ def page_record(
         max_tokens: maximum number of tokens to show.
     """
     size = min(len(ids), MAX_RECORD_TOKENS, max_tokens)
-    return {
-        "id": name,
-        "start": start,
-        "length": len(ids),
-        "num_trained": sum(trained),
-        "ids": list(ids[:size]),
-        "trained": trained_ranges(np.asarray(trained[:size], np.bool_)),
-    }
+    ranges = trained_ranges(np.asarray(trained[:size], np.bool_))
+    counts = {"id": name, "start": start, "length": len(ids), "num_trained": sum(trained)}
+    return {**counts, "ids": list(ids[:size]), "trained": ranges}

@@ -38,10 +38,12 @@ from packhouse.run.steps.validate import shard_bytes
 from packhouse.store import OpenVersion
 from packhouse.store.version_reader import open_address
 from packhouse.system.escaping import for_terminal
-from packhouse.system.terminal import echo, print_note, print_text
+from packhouse.system.terminal import cell_text, echo, print_facts, print_note, print_text
 from packhouse.system.wording import counted
 from packhouse.tokenize import run_tokenizer
 from packhouse.tokenize.encoders import decode
+
+Rows = list[dict[str, Any]]
 
 _FROM = {name: f"{name} (0-based)" for name in ("row", "pack", "position", "token of the record")}
 _RULES = {
@@ -94,14 +96,10 @@ def trace(
     for number, each in enumerate(found):
         if as_json:
             echo(json.dumps(each))
-        else:
-            if number:
-                echo("")
-            named = {_FROM.get(name, name): value for name, value in each.items()}
-            width = max(map(len, named))
-            for name, value in named.items():
-                text = "-" if value is None else for_terminal(str(value))
-                echo(f"{name:{width}}  {f'{value:,}' if type(value) is int else text}")
+            continue
+        if number:
+            echo("")
+        print_facts("", [(_FROM.get(name, name), cell_text(v)) for name, v in each.items()])
 
 
 def _of_token(opened: OpenVersion, split: str, pack: int, token: int) -> dict[str, Any]:
@@ -111,19 +109,18 @@ def _of_token(opened: OpenVersion, split: str, pack: int, token: int) -> dict[st
         has = f"the pack has {len(row['input_ids']):,} tokens, counted from 0."
         raise ConfigError(f"{split} pack {pack:,} has no token {token:,}: {has}")
     preferences = opened.manifest.preferences
-    record_id, start, end, side = next(
-        each
-        for each in records_in(row, preferences, label_names(opened.manifest))
-        if token < each.end
-    )
+    records = records_in(row, preferences, label_names(opened.manifest))
+    record_id, start, end, side = next(each for each in records if token < each.end)
     is_paired = preferences == "pairs"
     mask = np.asarray(row["trained"][start:end], np.bool_)
-    query = "SELECT source, row, outcome, num_tokens FROM records WHERE record_id = ?"
-    places = read(opened, query, [record_id]).to_pylist()
-    kept = [p for p in places if p["outcome"] == "kept"] or places
+    query = "SELECT source, row, num_tokens, outcome = 'kept' FROM records WHERE record_id = ?"
+    columns = (column.to_pylist() for column in read(opened, query, [record_id]).columns)
+    places = [*zip(*columns, strict=True)]
+    kept = [place for place in places if place[3]] or places
+    source, row_number, num_tokens, _ = kept[0] if kept else (None, None, 0, False)
     size = end - start
     # `concat` cuts records at pack boundaries, so a pack may have only a part of the record.
-    is_part = bool(kept) and not is_paired and size < kept[0]["num_tokens"]
+    is_part = not is_paired and size < num_tokens
     before = 0
     if is_part:
         parts = [part for part in records_in(row) if part.record_id == record_id]
@@ -135,12 +132,12 @@ def _of_token(opened: OpenVersion, split: str, pack: int, token: int) -> dict[st
         before = read(opened, query, [split, pack, record_id])["n"][0].as_py()
         before += sum(part.end - part.start for part in parts if part.end <= start)
         # A record that is repeated appears again from its first token on.
-        before %= kept[0]["num_tokens"]
+        before %= num_tokens
     facts = opened.manifest.facts
     train_on = facts.configuration.format.train_on or "assistant"
     rule = f"format.train_on: {train_on} ({_RULES.get(train_on, 'see docs/masks.md')})"
     tokenized = {shard.file for shard in facts.lineage.sources if shard.is_tokenized}
-    if kept and kept[0]["source"] in tokenized:
+    if source in tokenized:
         rule = "the mask of the input row (format: tokenized)"
     if is_of_classes(opened.manifest):
         rule = "classification: only the record's label is trained"
@@ -160,9 +157,9 @@ def _of_token(opened: OpenVersion, split: str, pack: int, token: int) -> dict[st
     if is_part:
         turn += f" (of the record's {counted(size, 'token')} in this pack)"
     return {
-        "file": kept[0]["source"] if kept else None,
-        "row": kept[0]["row"] if kept else None,
-        "other rows with this content": max(len({(p["source"], p["row"]) for p in kept}) - 1, 0),
+        "file": source,
+        "row": row_number,
+        "other rows with this content": max(len({place[:2] for place in kept}) - 1, 0),
         "record": record_id,
         **({"side" if is_paired else "label": side} if side else {}),
         f"token of the {'side' if is_paired else 'record'}": before + inner,
@@ -191,7 +188,7 @@ def _row_at(file: str, line: int) -> int:
     return sum(is_row) - 1
 
 
-def _of_row(opened: OpenVersion, file: str, row: int) -> list[dict[str, Any]]:
+def _of_row(opened: OpenVersion, file: str, row: int) -> Rows:
     """Return what happened to a row: its packs, or why it was dropped or quarantined."""
     files = {shard.file for shard in opened.manifest.facts.lineage.sources}
     # `faq.jsonl`, or a path that ends so, can match several sources; `team/faq.jsonl` matches one.
@@ -201,12 +198,10 @@ def _of_row(opened: OpenVersion, file: str, row: int) -> list[dict[str, Any]]:
         if name.endswith(f"/{file}") or file.endswith(f"/{name.partition('/')[2]}")
     }
 
-    def read_row(view: str, columns: str) -> list[dict[str, Any]]:
-        query = (
-            f"SELECT source, row, {columns} FROM {view} WHERE row = ? AND list_contains(?, source)"
-        )
-        rows: list[dict[str, Any]] = read(opened, query, [row, sorted(chosen)]).to_pylist()
-        return rows
+    def read_row(view: str, columns: str) -> Rows:
+        where = "row = ? AND list_contains(?, source)"
+        query = f"SELECT source, row, {columns} FROM {view} WHERE {where}"
+        return list(read(opened, query, [row, sorted(chosen)]).to_pylist())
 
     found = read_row("records", "record_id, split, outcome, num_tokens, times, pack, position")
     for why in read_row("dropped", "record_id, reason, detail"):
@@ -235,8 +230,6 @@ def _of_row(opened: OpenVersion, file: str, row: int) -> list[dict[str, Any]]:
 _TEXT = 400
 """Number of characters printed of a text; --json prints all of it."""
 _ANY_SIZE = ValidateConfig(max_row_bytes=2**31)
-
-Rows = list[dict[str, Any]]
 
 
 @click.command()
@@ -323,8 +316,7 @@ def _add_texts(rows: Rows, opened: OpenVersion, workspace: Workspace) -> None:
     # The last run may have made another version, whose tokens would be wrong here.
     if not any(job.key.startswith(opened.manifest.vid) for job in jobs):
         return
-    ids: list[list[int]] = []
-    found: Rows = []
+    found: list[tuple[dict[str, Any], list[int]]] = []
     for job in jobs:
         receipt = TOKENIZE.peek(job.key, workspace) if job.step == "tokenize" else None
         if receipt is None or not wanted:
@@ -332,17 +324,16 @@ def _add_texts(rows: Rows, opened: OpenVersion, workspace: Workspace) -> None:
         table = read_table(receipt.path("tokenized.arrow"))
         columns = (table[name].to_pylist() for name in ("source", "row", "record_id"))
         places = [*zip(*columns, strict=True)]
-        at = np.flatnonzero([place in wanted for place in places])
-        lines = table.select(["num_tokens", "input_ids"]).take(at).to_pylist()
-        for index, line in zip(at.tolist(), lines, strict=True):
+        at = np.flatnonzero([place in wanted for place in places]).tolist()
+        numbers, ids = (table[name].take(at).to_pylist() for name in ("num_tokens", "input_ids"))
+        for index, num_tokens, own in zip(at, numbers, ids, strict=True):
             for row in wanted[places[index]]:
-                row["num_tokens"] = line["num_tokens"]
-                ids.append(line["input_ids"])
-                found.append(row)
+                row["num_tokens"] = num_tokens
+                found.append((row, own))
     load = tokenizer_of(opened, workspace.tokenizers) if found else None
     if load is not None:
-        texts = run_tokenizer(partial(decode, load, ids), f"of {opened.dataset}")
-        for row, text in zip(found, texts, strict=True):
+        call = partial(decode, load, [ids for _, ids in found])
+        for (row, _), text in zip(found, run_tokenizer(call, f"of {opened.dataset}"), strict=True):
             row["text"] = text
 
 
@@ -369,9 +360,8 @@ def _add_raw(
         for source in recipe.sources:
             if (name := source_name(source)) in names:
                 try:
-                    shards += scan_source(
-                        source, shard_bytes(recipe), recipe.validate_.max_row_bytes
-                    )
+                    most = recipe.validate_.max_row_bytes
+                    shards += scan_source(source, shard_bytes(recipe), most)
                 except PackhouseError as error:
                     notes[name] = str(error)
         missing = "no source of the recipe contains it"

@@ -141,15 +141,13 @@ class FileTable:
         made = self._packed(columns) if kind == "data" else self._rows(columns)
         try:
             for num_rows, arrays in made:
-                yield pa.RecordBatch.from_pydict(
-                    {
-                        name: arrays[name].cast(of)
-                        if name in arrays and name in self.columns
-                        else pa.nulls(num_rows, of)
-                        for name, of in kinds.items()
-                    },
-                    schema=pa.schema([*kinds.items()]),
-                )
+                values = {
+                    name: arrays[name].cast(of)
+                    if name in arrays and name in self.columns
+                    else pa.nulls(num_rows, of)
+                    for name, of in kinds.items()
+                }
+                yield pa.RecordBatch.from_pydict(values, pa.schema([*kinds.items()]))
         except (PackhouseError, MemoryError) as error:
             self.errors.append(error)
             raise
@@ -225,9 +223,8 @@ class _Packs:
         if {*_MASK} & names:
             mask = trained_tokens(batch, self.edges[self.sequences])
             self.of_tokens["trained"] = mask
-            weights = mask.astype(np.float32)
-            if "loss_weights" in names:
-                weights = _flat(batch, "loss_weights")
+            is_weighted = "loss_weights" in names
+            weights = _flat(batch, "loss_weights") if is_weighted else mask.astype(np.float32)
             self.of_tokens["loss_weights"] = weights
         if any(len(values) != self.edges[-1] for values in self.of_tokens.values()):
             raise ValueError("lengths do not add up")

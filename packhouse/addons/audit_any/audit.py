@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from textwrap import indent
 from typing import Any, NamedTuple
@@ -39,8 +40,9 @@ from packhouse.cli.token_display import (
 )
 from packhouse.errors import ConfigError
 from packhouse.pack.pack_columns import expand_labels
-from packhouse.recipe import AuditConfig, Recipe, parse_recipe
+from packhouse.recipe import AuditConfig, parse_recipe
 from packhouse.recipe.recipe_file import apply_override, merge_settings
+from packhouse.records.ledger import sum_by_reason
 from packhouse.records.table_schemas import read_table
 from packhouse.registry import function_of_addon
 from packhouse.run.chain import Prepared, prepare_recipe
@@ -249,15 +251,7 @@ class AuditReport:
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as plain JSON."""
-        return {
-            "data": self.data,
-            "tokenizer": self.tokenizer,
-            "is_clean": self.is_clean,
-            "fill": round(self.fill, 4),
-            "counts": dict(self.counts),
-            "findings": [asdict(finding) for finding in self.findings],
-            "notes": list(self.notes),
-        }
+        return asdict(self) | {"is_clean": self.is_clean, "fill": round(self.fill, 4)}
 
     def summary(self) -> list[str]:
         """Return the counts, then the notes, as lines of text."""
@@ -319,13 +313,13 @@ def make_report(
         Finding(
             name=name,
             number=counts[name],
-            total=counts[meaning.of],
-            of="" if meaning.of == "tokens" else meaning.of.removesuffix("_in"),
-            says=meaning.says,
-            remedy=meaning.remedy,
+            total=counts[of],
+            of="" if of == "tokens" else of.removesuffix("_in"),
+            says=says,
+            remedy=remedy,
             examples=examples.get(name, ()),
         )
-        for name, meaning in MEANINGS.items()
+        for name, (says, remedy, of) in MEANINGS.items()
         if counts.get(name, 0) > allowed.get(name, 0)
     )
     return AuditReport(
@@ -449,13 +443,10 @@ def _token_settings(
 
 
 def _version_batches(version: Version) -> Iterator[pa.RecordBatch]:
-    with warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", "each row contains several records"
-        )  # nothing is trained here
-        splits = version.train, version.eval
-    for split in splits:
-        yield from token_batches(split) or () if split is not None else ()
+    with warnings.catch_warnings():  # nothing is trained here
+        warnings.filterwarnings("ignore", "each row contains several records")
+        splits = [split for split in (version.train, version.eval) if split is not None]
+    return chain.from_iterable(token_batches(split) or () for split in splits)
 
 
 def _report_tokens(
@@ -514,15 +505,9 @@ def _audit_raw(
             overrides=overrides,
         )
         prepared, _ = prepare_recipe(recipe, place)
-        version = Version(open_stored(str(store), recipe.dataset, prepared.version))
-        return _report_prepared(prepared, version, recipe, place)
-
-
-def _report_prepared(
-    prepared: Prepared, version: Version, recipe: Recipe, place: CachePlace
-) -> AuditReport:
-    """Build the report of raw rows from the audit of their temporary version."""
-    facts = version._opened.manifest.facts
+        opened = open_stored(str(store), recipe.dataset, prepared.version)
+        quarantined = function_of_addon("read_quarantined")(opened)
+    facts = opened.manifest.facts
     sides = [side for side in facts.counts.statistics.values() if side.num_packs]
     found = facts.audit.dataset
     counts: dict[str, int] = {
@@ -537,27 +522,27 @@ def _report_prepared(
         "quarantined": sum(line.num_bad_rows for line in facts.counts.ledger),
     }
     counts |= {name: found.get(known, 0) for name, known in _PREPARED.items()}
-    snapshot = load_snapshot(
-        recipe.tokenizer, Workspace(cache=place.folder).tokenizers, recipe.tokenize.pipeline
-    )
+    tokenizers = Workspace(cache=place.folder).tokenizers
+    snapshot = load_snapshot(recipe.tokenizer, tokenizers, recipe.tokenize.pipeline)
     pipeline = read_pipeline(snapshot.backend)
     examples = {
         name: tuple(_example(row, prepared, pipeline) for row in worst[:NUM_SAMPLES])
         for name, known in _PREPARED.items()
         if (worst := facts.audit.worst.get(known))
     }
-    reasons = function_of_addon("count_reasons")(version.quarantined, NUM_SAMPLES)
     examples["quarantined"] = tuple(
         Example(place=f"{row['source']} row {row['row']:,}", detail=row["detail"])
-        for line in reasons
+        for line in function_of_addon("count_reasons")(quarantined, NUM_SAMPLES)
         for row in line.samples
     )[:NUM_SAMPLES]
-    dropped = by_name(version.dropped)
-    notes = [f"rows were packed to {recipe.pack.seq_len:,} tokens, as `prepare` would"]
-    notes += [f"dropped by policy: {dropped}"] if dropped else []
-    notes += [line] if (line := inference_line(version.audit)) else []
-    notes += quality_lines(facts.audit.quality) if facts.audit.quality else []
-    return make_report("raw", recipe.tokenizer, counts, examples, tuple(notes))
+    dropped = by_name(sum_by_reason(facts.counts.ledger, "dropped"))
+    notes = [
+        f"rows were packed to {recipe.pack.seq_len:,} tokens, as `prepare` would",
+        f"dropped by policy: {dropped}" if dropped else "",
+        inference_line(opened.manifest.audit),
+        *(quality_lines(facts.audit.quality) if facts.audit.quality else ()),
+    ]
+    return make_report("raw", recipe.tokenizer, counts, examples, tuple(filter(None, notes)))
 
 
 def _example(row: AuditedRow, prepared: Prepared, pipeline: Pipeline) -> Example:

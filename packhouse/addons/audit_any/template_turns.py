@@ -65,6 +65,11 @@ _MARK = b"\xff"
 _LEAST = 4  # minimum number of bytes of a header without a control token
 
 
+def _marked(token: int) -> bytes:
+    """Return the bytes of a control token."""
+    return b"%s%d%s" % (_MARK, token, _MARK)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenBytes:
     """Bytes of each token id, with control tokens marked."""
@@ -82,7 +87,7 @@ class TokenBytes:
         count = len(pipeline.is_control)
         texts = known.to_pylist() if known is not None else [b" "] * count
         for token in np.flatnonzero(pipeline.is_control).tolist():
-            texts[token] = b"%s%d%s" % (_MARK, token, _MARK)
+            texts[token] = _marked(token)
         widths = np.fromiter(map(len, texts), np.int64, count)
         return TokenBytes(tuple(texts), widths, pipeline.is_control, blank_tokens(pipeline))
 
@@ -138,32 +143,29 @@ def learn_turns(
         pipeline: tokenization pipeline.
         tokenizers: folder of tokenizer snapshots.
     """
-    note = ""
+    unknown = partial(turns_of, [], snapshot, pipeline)
     if recipe is None:
-        note = (
+        return unknown(), [
             "no template, so prompts and headers were not checked. Pass the template of the rows."
-        )
-    elif pipeline.token_bytes is None:
-        note = (
+        ]
+    if pipeline.token_bytes is None:
+        return unknown(), [
             "the tokenizer cannot decode its IDs to text, so prompts and headers were not checked"
-        )
-    if recipe is None or note:
-        return turns_of([], snapshot, pipeline), [note]
+        ]
     # Render whole conversations if the template allows it (Nemotron 3 does not). Records of single
     # answers would all include what the template writes only in the prompt (Qwen3's empty thinking
     # block), which would look like a part of the header.
     made: list[dict[str, Any]] = []
     for turns in ("whole", recipe.format.turns):
-        given = recipe.model_copy(
-            update={"format": recipe.format.model_copy(update={"turns": turns})}
-        )
+        rule = recipe.format.model_copy(update={"turns": turns})
         try:
+            given = recipe.model_copy(update={"format": rule})
             made = function_of_addon("pin")(PROBES, given, tokenizers)
             break
         except TemplateError as error:
             note = f"prompts and headers were not checked: {error}"
     else:
-        return turns_of([], snapshot, pipeline), [note]
+        return unknown(), [note]
     rendered = [item["input_ids"] for item in made if "input_ids" in item]
     template: dict[str, list[str]] | None = None
     if has_prompts(recipe.format):
@@ -183,11 +185,8 @@ def template_texts(template: PlainTemplate) -> dict[str, list[str]]:
     Returns:
         `starts` of conversations, `openings` of answers, and the `stops` of generation.
     """
-    return {
-        "starts": template.starts(),
-        "openings": template.openings(),
-        "stops": [*template.stop_tokens],
-    }
+    starts, openings = template.starts(), template.openings()
+    return {"starts": starts, "openings": openings, "stops": [*template.stop_tokens]}
 
 
 def turns_of(
@@ -264,20 +263,17 @@ def _learn(
         for question, answer in _ANSWERS:
             if before := _between(data, question, answer):
                 opens.append(before)
-            if answer.encode() in data:
-                following = data.partition(answer.encode())[2].lstrip()
-                if following.startswith(_MARK):
-                    _, end, rest = following.split(_MARK, 2)
-                    # Cohere's <|END_RESPONSE|> comes right before the EOS that ends the turn.
-                    is_last = eos_id is None or not rest.startswith(
-                        b"%s%d%s" % (_MARK, eos_id, _MARK)
-                    )
-                    ends |= {int(end)} if is_last else set()
-                    follows.add(rest.lstrip().partition(_U2.encode())[0])
+            following = data.partition(answer.encode())[2].lstrip()
+            if following.startswith(_MARK):
+                _, end, rest = following.split(_MARK, 2)
+                # Cohere's <|END_RESPONSE|> comes right before the EOS that ends the turn.
+                if eos_id is None or not rest.startswith(_marked(eos_id)):
+                    ends.add(int(end))
+                follows.add(rest.lstrip().partition(_U2.encode())[0])
         after_tools.append(_between(data, _TOOL, _A2))
-        head = data.partition(_SYSTEM.encode())[0] if _SYSTEM.encode() in data else b""
+        head, found, _ = data.partition(_SYSTEM.encode())
         head = head.rstrip().removeprefix(b"" if bos_id is None else table.texts[bos_id])
-        if head.count(_MARK) and data.count(head) == 1:
+        if found and head.count(_MARK) and data.count(head) == 1:
             system = head
     header = _header(_common(opens), ends)
     known = [header] if header else []
@@ -328,7 +324,5 @@ def _header(common: bytes, ends: set[int]) -> bytes:
     """Extract a header from the text common before turns, without the previous turn's end token."""
     header = common.strip()
     for end in ends:
-        rest = header.removeprefix(b"%s%d%s" % (_MARK, end, _MARK)).lstrip()
-        header = rest or header
-    header = header.lstrip()
+        header = header.removeprefix(_marked(end)).lstrip() or header
     return header if header.count(_MARK) or len(header) >= _LEAST else b""

@@ -517,10 +517,8 @@ class AnswerPlaces:
         rows, begins = self.rows, self.turns.begins
         starts = rows.offsets[np.unique(self.records)]
         starts = starts + (rows.ids[starts] == bos_id)
-        is_other = np.array(
-            [not self.data.startswith(begins, edge) for edge in self.edges[starts].tolist()],
-            np.bool_,
-        )
+        edges = self.edges[starts].tolist()
+        is_other = np.array([not self.data.startswith(begins, edge) for edge in edges], np.bool_)
         return starts[is_other], int((~is_other).sum())
 
 

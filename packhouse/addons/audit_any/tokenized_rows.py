@@ -95,7 +95,7 @@ def _read(data: Any) -> Iterable[pa.RecordBatch]:
         return chain.from_iterable(map(_read, data))
     # Data is recognized by its methods, because datasets, polars and pandas are optional imports.
     if isinstance(data, pa.Table):
-        return _selected(data.to_batches(_BATCH_ROWS))
+        return map(_selected, data.to_batches(_BATCH_ROWS))
     if hasattr(data, "with_format") and hasattr(data, "column_names"):  # of `datasets`
         names = data.column_names
         if isinstance(names, dict):
@@ -106,7 +106,7 @@ def _read(data: Any) -> Iterable[pa.RecordBatch]:
         tables = known.with_format("arrow").iter(_BATCH_ROWS) if known.column_names else ()
         return chain.from_iterable(table.to_batches() for table in tables)
     if hasattr(data, "to_arrow"):  # polars
-        return _selected(data.to_arrow().to_batches(_BATCH_ROWS))
+        return map(_selected, data.to_arrow().to_batches(_BATCH_ROWS))
     if hasattr(data, "iloc"):  # pandas
         columns = [name for name in data.columns if name in _KNOWN]
         rows = ({name: row[name] for name in columns} for row in data[columns].to_dict("records"))
@@ -116,9 +116,8 @@ def _read(data: Any) -> Iterable[pa.RecordBatch]:
     return ()
 
 
-def _selected(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        yield batch.select([name for name in batch.schema.names if name in _KNOWN])
+def _selected(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch.select([name for name in batch.schema.names if name in _KNOWN])
 
 
 def _of_rows(rows: Iterable[Any]) -> Iterator[pa.RecordBatch]:
@@ -133,16 +132,7 @@ def _of_rows(rows: Iterable[Any]) -> Iterator[pa.RecordBatch]:
                 )
             return
         names = [name for name in _KNOWN if any(name in row for row in taken)]
-        # Arrays and tensors become lists, nested if they have several dimensions.
-        plain = [
-            {
-                name: value
-                if isinstance(value := row.get(name), int | list | None)
-                else np.asarray(value).tolist()
-                for name in names
-            }
-            for row in taken
-        ]
+        plain = [{name: _as_list(row.get(name)) for name in names} for row in taken]
         try:
             yield pa.RecordBatch.from_pylist(plain)
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
@@ -151,6 +141,11 @@ def _of_rows(rows: Iterable[Any]) -> Iterator[pa.RecordBatch]:
             where = f"rows {number:,} to {number + len(taken) - 1:,} are not lists of numbers"
             raise SourceError(bad or f"{where} ({problem})") from None
         number += len(taken)
+
+
+def _as_list(value: Any) -> Any:
+    """Convert arrays and tensors to lists, nested if they have several dimensions."""
+    return value if isinstance(value, int | list | None) else np.asarray(value).tolist()
 
 
 def _describe_bad_value(rows: Sequence[dict[str, Any]], first_row: int) -> str:
@@ -174,9 +169,8 @@ def _files(path: Path) -> Sequence[Path]:
         found = glob(str(path), recursive=True)  # noqa: PTH207 - Path.glob takes no "/rows/*"
         return sorted(file for file in map(Path, found) if file.is_file())
     if (path / "dataset_dict.json").is_file():
-        return [
-            file for split in sorted(path.iterdir()) if split.is_dir() for file in _files(split)
-        ]
+        splits = (each for each in sorted(path.iterdir()) if each.is_dir())
+        return [*chain.from_iterable(map(_files, splits))]
     if (path / "state.json").is_file():
         return sorted(path.glob("data-*.arrow"))
     return sorted(file for file in path.rglob("*") if _ending(file) in _ENDINGS)
@@ -214,15 +208,13 @@ def _read_file(path: Path) -> Iterator[pa.RecordBatch]:
                 yield from batches if "input_ids" in columns else _without_ids(path)
         elif head.startswith((b"ARROW1", b"\xff\xff\xff\xff")) or _ending(path) == ".arrow":
             with pa.memory_map(str(path)) as source:
-                batches = _selected(_arrow_batches(source))
-                for batch in batches:
+                for batch in map(_selected, _arrow_batches(source)):
                     yield from [batch] if "input_ids" in batch.schema.names else _without_ids(path)
         else:
-            is_empty = True
-            for batch in _of_rows(_json_rows(path, head)):
-                is_empty = False
-                yield batch
-            if is_empty and _ending(path) != ".json":  # tools write JSON metadata next to rows
+            batches = _of_rows(_json_rows(path, head))
+            if (first := next(batches, None)) is not None:
+                yield from chain([first], batches)
+            elif _ending(path) != ".json":  # tools write JSON metadata next to rows
                 yield from _without_ids(path)
     except (pa.ArrowException, OSError) as error:
         raise SourceError(f"'{path}' cannot be read: {error}") from None

@@ -15,6 +15,7 @@ state of a job and formats its summaries; `refresh` does the work.
 import json
 import sys
 import xml.etree.ElementTree as ET
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -169,12 +170,11 @@ def all_gates(results: Sequence[GateResult], why_not: str) -> list[GateResult]:
         >>> [(gate.name, gate.outcome) for gate in gates][:3]
         [('plan', 'failed'), ('golden', 'not reached'), ('quarantine', 'not reached')]
     """
-    return [
-        result
-        for gate in GATES
-        for result in [each for each in results if each.gate == gate]
-        or [GateResult(name=gate, outcome="not reached", detail=why_not)]
-    ]
+    found: list[GateResult] = []
+    for gate in GATES:
+        missing = GateResult(name=gate, outcome="not reached", detail=why_not)
+        found += [each for each in results if each.gate == gate] or [missing]
+    return found
 
 
 def outcome_markdown(
@@ -206,22 +206,21 @@ def to_junit(dataset: str, gates: Sequence[GateResult], error: BaseException | N
         >>> to_junit("demo", [gate]).partition(' name="audit" ')[2].partition("</testcase>")[0]
         'time="1.500"><failure message="2 &lt; 3">2 &lt; 3</failure>'
     """
-    seconds = sum(gate.seconds for gate in gates)
     is_interrupted = isinstance(error, Interrupted)
+    outcomes = Counter(gate.outcome for gate in gates)
     counts = {
         "tests": str(len(gates) + is_interrupted),
-        "failures": str(sum(gate.outcome == "failed" for gate in gates)),
-        "skipped": str(sum(gate.outcome == "not reached" for gate in gates)),
+        "failures": str(outcomes["failed"]),
+        "skipped": str(outcomes["not reached"]),
         "errors": str(int(is_interrupted)),
-        "time": f"{seconds:.3f}",
+        "time": f"{sum(gate.seconds for gate in gates):.3f}",
     }
     root = ET.Element("testsuites", counts)
     dataset = for_terminal(dataset)
     suite = ET.SubElement(root, "testsuite", {"name": f"packhouse {dataset}", **counts})
     for gate in gates:
-        case = ET.SubElement(suite, "testcase", {"classname": f"packhouse.{dataset}"})
-        case.set("name", gate.name)
-        case.set("time", f"{gate.seconds:.3f}")
+        facts = {"classname": f"packhouse.{dataset}", "name": gate.name}
+        case = ET.SubElement(suite, "testcase", {**facts, "time": f"{gate.seconds:.3f}"})
         detail = for_terminal(gate.detail)
         if gate.outcome == "failed":
             ET.SubElement(case, "failure", {"message": detail}).text = detail
@@ -317,12 +316,8 @@ def ci(
     job = CiJob(dataset=Path(recipe_path).stem, only_plan=plan_only)
     try:
         for path in filter(None, (summary, junit, json_file)):
-            if not path.absolute().parent.is_dir():
-                raise ConfigError(
-                    f"cannot write '{path}': '{path.parent}' is not a folder. Create it first."
-                )
-            if path.is_dir():
-                raise ConfigError(f"cannot write '{path}': it is a folder. Pass a file name.")
+            if problem := _problem_of(path):
+                raise ConfigError(f"cannot write '{path}': {problem}")
         with show_progress():
             start_phase("starting")
             # Imported late, because it takes over a second: a signal in the meantime must find code
@@ -344,9 +339,16 @@ def ci(
     sys.exit(job.exit_code)
 
 
+def _problem_of(path: Path) -> str:
+    """Return why a summary cannot be written, as far as its folder shows."""
+    if not path.absolute().parent.is_dir():
+        return f"'{path.parent}' is not a folder. Create it first."
+    return "it is a folder. Pass a file name." if path.is_dir() else ""
+
+
 def _write(job: CiJob, path: Path | None, text: str) -> None:
     """Write a summary; a failure does not prevent the other summaries."""
-    if path is None or not path.absolute().parent.is_dir() or path.is_dir():
+    if path is None or _problem_of(path):
         return  # already reported before the run
     try:
         path.write_text(text, encoding="utf-8", errors="backslashreplace")

@@ -228,13 +228,12 @@ def unchanged(recipe: Recipe, found: RefreshStatus, cache: Path) -> Refreshed:
     limits = ref_gates(recipe.publish, found.ref, change)
     reasons = change.reasons(recipe.publish) if change else ()
     outcome: Outcome = "waiting"
-    said = f"nothing changed: {version} is still waiting for approval"
+    state = f"{version} is still waiting for approval"
     if found.is_unchanged:
-        outcome = "unchanged"
-        said = f"nothing changed: '{found.ref}' already points to {version}"
+        outcome, state = "unchanged", f"'{found.ref}' already points to {version}"
     elif reasons:
-        outcome = "held"
-        said = f"nothing changed: {_held_message(found, version, reasons)}"
+        outcome, state = "held", _held_message(found, version, reasons)
+    said = f"nothing changed: {state}"
     return Refreshed(
         dataset=found.dataset,
         ref=found.ref,
@@ -291,15 +290,12 @@ def finish_refresh(
             f"'{ref}' points to {at} ({why}). A refresh does not change this"
         )
     elif reasons:
-        outcome = "held"
-        said = _held_message(found, prepared.version, reasons)
+        outcome, said = "held", _held_message(found, prepared.version, reasons)
     elif is_candidate:
-        outcome = "waiting"
-        now = found.current or "nothing yet"
+        outcome, now = "waiting", found.current or "nothing yet"
         said = f"{prepared.version} is waiting for approval; '{found.ref}' points to {now}"
     else:
-        outcome = "published"
-        command = ""
+        outcome, command = "published", ""
         moved = f"moved from {found.current} to" if found.current else "now points to"
         said = f"'{found.ref}' {moved} {prepared.version}"
     # If the ref is held, some gate must fail; if no limit did, `publish` does.
@@ -376,13 +372,13 @@ def _listed_key(recipe: Recipe) -> str | None:
     if not all(pin for *_, pin in files):
         return None
     template = Path(recipe.format.template)
-    is_file = template.suffix in (".jinja", ".j2")
+    is_file = template.suffix in (".jinja", ".j2") and template.is_file()
     return digest(
         {
             "files": files,
             # The store does not affect the version id.
             "recipe": recipe.model_dump(mode="json", by_alias=True, exclude={"publish": {"store"}}),
-            "template": template.read_text("utf-8") if is_file and template.is_file() else None,
+            "template": template.read_text("utf-8") if is_file else None,
             "tokenizer": fingerprint_tokenizer(recipe.tokenizer),
             "engines": ENGINE_VERSIONS,
             "formats": sorted(ROW_FORMATS),

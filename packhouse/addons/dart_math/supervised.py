@@ -25,16 +25,13 @@ import numpy.typing as npt
 import torch
 
 from packhouse.addons.dart_math import TEXTS, texts_to_jinja
-from packhouse.errors import (
-    ConfigError,
-    EmptyDatasetError,
-    QuarantineLimitError,
-)
-from packhouse.load.dataset import ArrowRows, PackedDataset, open_rows
+from packhouse.errors import ConfigError, EmptyDatasetError, QuarantineLimitError
+from packhouse.load.dataset import ArrowRows, PackedDataset, Row, open_rows
 from packhouse.load.mapped_rows import cache_folder, locked
 from packhouse.pack.pack_columns import IGNORE_INDEX, position_ids
 from packhouse.pack.shuffle import permutation
 from packhouse.recipe import FormatConfig, Recipe, SourceConfig
+from packhouse.records.arrays import Int64s
 from packhouse.records.ledger import LedgerLine, check_quarantine, ledger_of
 from packhouse.registry import function_of_addon
 from packhouse.run.cache_eviction import pin_steps
@@ -121,16 +118,11 @@ def make_supervised_dataset(
     seed = shuffle_seed if shuffle_seed is not None and shuffle_seed >= 0 else None
     folder = cache_folder(cache)
     tokenizer = tokenizer_name(tokenizer, folder)
+    others = {"input": input_field, "system": system_field, "history": history_field}
     recipe = Recipe.model_validate(
         {
             "dataset": "supervised",
-            "sources": _sources(
-                data_path,
-                query_field,
-                resp_field,
-                {"input": input_field, "system": system_field, "history": history_field},
-                folder,
-            ),
+            "sources": _sources(data_path, query_field, resp_field, others, folder),
             "tokenizer": tokenizer,
             "validate": {"max_quarantined": max_quarantined},
             "format": _format(prompt_template, tokenizer, folder),
@@ -201,11 +193,8 @@ def _run_jobs(
                 try:
                     check_quarantine(ledger, recipe.validate_.max_quarantined)
                 except (EmptyDatasetError, QuarantineLimitError) as error:
-                    bad = [
-                        r.path("quarantined.arrow")
-                        for r in receipts
-                        if "quarantined.arrow" in r.files
-                    ]
+                    name = "quarantined.arrow"
+                    bad = [each.path(name) for each in receipts if name in each.files]
                     target = shlex.quote(str(bad[0])) if bad else ""
                     explain = function_of_addon("explain_bad_rows")
                     raise explain(error, bad, recipe, target) from None
@@ -220,10 +209,7 @@ def _sources(
         raise ConfigError("data_path is an empty list. Pass at least one source.")
     queries = _for_each("query_field", query, len(paths))
     answers = _for_each("resp_field", resp, len(paths))
-    return [
-        _source(path, query_field, resp_field, others, cache)
-        for path, query_field, resp_field in zip(paths, queries, answers, strict=True)
-    ]
+    return [_source(*own, others, cache) for own in zip(paths, queries, answers, strict=True)]
 
 
 def _for_each(name: str, fields: Fields, number: int) -> list[str | None]:
@@ -292,9 +278,8 @@ def _format(template: object, tokenizer: str, cache: Path) -> FormatConfig:
     else:
         text, turns = str(template), "joined"
     if "{{" in text or "{%" in text:
-        text = write_content(
-            cache, "template.jinja", lambda path: Path(path).write_bytes(text.encode())
-        )
+        data = text.encode()
+        text = write_content(cache, "template.jinja", lambda path: Path(path).write_bytes(data))
     return FormatConfig.model_validate({"template": text, "turns": turns})
 
 
@@ -302,7 +287,28 @@ def _format(template: object, tokenizer: str, cache: Path) -> FormatConfig:
 class _Padding:
     pad_token_id: int
     length: int
-    side: Literal["left", "right"]
+    side: Literal["left", "right"] = "right"
+
+    def tensors(self, row: Row, attention_mask: Int64s) -> dict[str, torch.Tensor]:
+        """Return the padded columns of a row."""
+        num_pads = self.length - len(row.input_ids)
+        width = (0, num_pads) if self.side == "right" else (num_pads, 0)
+        columns: dict[str, tuple[npt.NDArray[Any] | None, int]] = {
+            "input_ids": (row.input_ids, self.pad_token_id),
+            "labels": (row.labels, IGNORE_INDEX),
+            "attention_mask": (attention_mask, 0),
+            "loss_weights": (row.loss_weights, 0),
+        }
+        return {
+            # np.pad copies, which a read-only view of a mapped file needs in any case.
+            name: torch.from_numpy(
+                np.pad(values, width, constant_values=fill)
+                if num_pads or not values.flags.writeable
+                else values
+            )
+            for name, (values, fill) in columns.items()
+            if values is not None
+        }
 
 
 class PaddedPacks(PackedDataset):
@@ -317,19 +323,12 @@ class PaddedPacks(PackedDataset):
         self._pad_token_id = pad_token_id
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        row = self._row(index)
-        pads = (self.seq_len or 0) - len(row.input_ids)
+        row, size = self._row(index), self.seq_len or 0
         numbers = np.repeat(np.arange(1, len(row.seq_lengths) + 1), row.seq_lengths)
-        lengths = np.append(row.seq_lengths, pads)
-        item: dict[str, npt.NDArray[Any]] = {
-            "input_ids": np.pad(row.input_ids, (0, pads), constant_values=self._pad_token_id),
-            "labels": np.pad(row.labels, (0, pads), constant_values=IGNORE_INDEX),
-            "attention_mask": np.pad(numbers, (0, pads)),
-            "position_ids": position_ids(lengths, np.int64),
-        }
-        if row.loss_weights is not None:
-            item["loss_weights"] = np.pad(row.loss_weights, (0, pads))
-        return {name: torch.from_numpy(values) for name, values in item.items()}
+        lengths = np.append(row.seq_lengths, size - len(row.input_ids))
+        positions = torch.from_numpy(position_ids(lengths, np.int64))
+        padding = _Padding(pad_token_id=self._pad_token_id, length=size)
+        return padding.tensors(row, numbers) | {"position_ids": positions}
 
 
 class TokenizedDataset(torch.utils.data.Dataset):
@@ -354,20 +353,8 @@ class TokenizedDataset(torch.utils.data.Dataset):
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         row = self._rows[int(self._order[index])]
-        item: dict[str, npt.NDArray[Any]] = {
-            "input_ids": row.input_ids,
-            "labels": row.labels,
-            "attention_mask": np.ones_like(row.input_ids),
-        }
-        if row.loss_weights is not None:
-            item["loss_weights"] = row.loss_weights
-        if self._padding is not None:
-            num_pads = self._padding.length - len(row.input_ids)
-            width = (0, num_pads) if self._padding.side == "right" else (num_pads, 0)
-            fill = {"input_ids": self._padding.pad_token_id, "labels": IGNORE_INDEX}
-            for name, values in item.items():
-                item[name] = np.pad(values, width, constant_values=fill.get(name, 0))
-        tensors = {name: torch.from_numpy(values) for name, values in item.items()}
+        padding = self._padding or _Padding(pad_token_id=0, length=len(row.input_ids))
+        tensors = padding.tensors(row, np.ones_like(row.input_ids))
         return tensors if row.label is None else tensors | {"label": torch.tensor(row.label)}
 
     @property

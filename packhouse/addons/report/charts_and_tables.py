@@ -31,6 +31,8 @@ Bins = Mapping[str, Mapping[int, int]]
 """Series -> upper limit of a length class -> count."""
 
 _HEIGHT = 220
+_LOG = {"type": "log", "base": 2, "nice": False}
+"""Scale of lengths: record lengths spread over four powers of ten."""
 _COLORS = {"rows": "#4a7fe8", "quarantined": "#e5484d", "dropped": "#d98a00"}
 """Colors of rows that stay, and of rows that leave."""
 
@@ -94,22 +96,18 @@ def _octaves(least: float, most: float) -> list[int]:
 
 def length_figures(lengths: Mapping[str, Mapping[int, int]], seq_len: int) -> str:
     """Return charts of records by length, and of the tokens in them, by source."""
-    says = (
-        "Bars are stacked by source. " * (len(lengths) > 1) + "Bin width doubles every four bins."
-    )
-    measured = "tokens in a record"
-    bins = {source: class_counts(own) for source, own in lengths.items()}
-    records = length_histogram(
-        "lengths-records", "Records by length", says, bins, measured, "source", "records", seq_len
-    )
-    title, says = (
-        "Tokens by record length",
-        "A few long records may account for most of the tokens.",
-    )
-    bins = {source: class_counts(own, weigh=True) for source, own in lengths.items()}
-    return records + length_histogram(
-        "lengths-tokens", title, says, bins, measured, "source", "tokens", seq_len
-    )
+    stacked = "Bars are stacked by source. " * (len(lengths) > 1)
+    few = "A few long records may account for most of the tokens."
+    figures = ""
+    for counts, title, says in (
+        ("records", "Records by length", f"{stacked}Bin width doubles every four bins."),
+        ("tokens", "Tokens by record length", few),
+    ):
+        bins = {s: class_counts(own, weigh=counts == "tokens") for s, own in lengths.items()}
+        measured = "tokens in a record"
+        name = f"lengths-{counts}"
+        figures += length_histogram(name, title, says, bins, measured, "source", counts, seq_len)
+    return figures
 
 
 def length_histogram(
@@ -133,7 +131,7 @@ def length_histogram(
     x = {
         # Vega-Lite draws bars with two ends on a logarithmic axis only for a binned field.
         **_q("from", measured, bin="binned"),
-        "scale": {"type": "log", "base": 2, "nice": False, "domainMax": most * 1.06},
+        "scale": {**_LOG, "domainMax": most * 1.06},
         "axis": _axis(measured, format=",d", values=_octaves(least, most)),
     }
     bars = _bars(x, measured, counts, series, bins)
@@ -144,9 +142,7 @@ def length_histogram(
         layers.append({"data": {"values": [{"at": seq_len}]}, "mark": rule, "encoding": at})
         says = f"{says} The dashed line is seq_len, {seq_len:,}."
     spec = _spec(values, layer=layers)
-    return _figure(
-        name=name, title=title, says=says, spec=spec, columns=(measured, *bins), rows=_rows(bins)
-    )
+    return _figure(name, title, says, spec, (measured, *bins), _rows(bins))
 
 
 def _rows(bins: Bins) -> list[list[object]]:
@@ -184,24 +180,22 @@ def seq_len_figure(
     choices: Sequence[SeqLenTrial], seq_len: int, shown: str = "this version"
 ) -> str:
     """Return a chart of fill and kept records for other pack sizes."""
-    values: list[dict[str, Any]] = [
-        {
-            "seq_len": each.seq_len,
-            "share": share,
-            "of": name,
-            "packs": each.num_packs,
-            "now": each.seq_len == seq_len,
-        }
-        for each in choices
-        for name, share in (("fill", each.fill), ("records kept", each.share_kept))
-    ]
+    values: list[dict[str, Any]] = []
+    rows: list[list[object]] = []
+    for each in choices:
+        is_now = each.seq_len == seq_len
+        for name, share in (("fill", each.fill), ("records kept", each.share_kept)):
+            value = {"seq_len": each.seq_len, "share": share, "of": name}
+            values.append({**value, "packs": each.num_packs, "now": is_now})
+        row = [f"{each.seq_len:,}{f' ({shown})' * is_now}", each.num_packs, f"{each.fill:.2%}"]
+        rows.append([*row, each.num_padding, each.records_too_long, each.tokens_too_long])
     lowest = min([0.9, *(math.floor(value["share"] * 10) / 10 for value in values)])
     spec = _spec(
         values,
         encoding={
             "x": {
                 **_q("seq_len", "seq_len"),
-                "scale": {"type": "log", "base": 2, "nice": False},
+                "scale": _LOG,
                 "axis": _axis("seq_len", values=[each.seq_len for each in choices], format=",d"),
             },
             "y": _q("share", "share", scale={"domain": [lowest, 1]}, axis=_axis(None, format="~%")),
@@ -224,24 +218,9 @@ def seq_len_figure(
             },
         ],
     )
-    return _figure(
-        name="seq-len",
-        title="Other seq_len",
-        says=f"Computed with the packing planner of a run. Large marks show {shown}.",
-        spec=spec,
-        columns=("seq_len", "packs", "fill", "padding tokens", "records too long", "their tokens"),
-        rows=[
-            [
-                f"{each.seq_len:,}{f' ({shown})' if each.seq_len == seq_len else ''}",
-                each.num_packs,
-                f"{each.fill:.2%}",
-                each.num_padding,
-                each.records_too_long,
-                each.tokens_too_long,
-            ]
-            for each in choices
-        ],
-    )
+    says = f"Computed with the packing planner of a run. Large marks show {shown}."
+    columns = ("seq_len", "packs", "fill", "padding tokens", "records too long", "their tokens")
+    return _figure("seq-len", "Other seq_len", says, spec, columns, rows)
 
 
 def compare_figure(
@@ -271,7 +250,7 @@ def compare_figure(
             "x": _q(
                 "from",
                 measured,
-                scale={"type": "log", "base": 2, "nice": False},
+                scale=_LOG,
                 axis=_axis(measured, format=",d", values=_octaves(_left(tops[0]), tops[-1])),
             ),
             "y": _q("share", "share of records", axis=_axis("share of records", format="~%")),
@@ -280,9 +259,7 @@ def compare_figure(
             "tooltip": _tooltip("version", measured, "records"),
         },
     )
-    return _figure(
-        name=name, title=title, says=says, spec=spec, columns=(measured, *bins), rows=_rows(bins)
-    )
+    return _figure(name, title, says, spec, (measured, *bins), _rows(bins))
 
 
 def share_figure(
@@ -291,24 +268,17 @@ def share_figure(
     """Return a chart of counts by share, in equal bins."""
     bins = max((len(each) for each in splits.values()), default=1)
 
-    def named(i: int) -> str:
-        return f"{i / bins:.0%} to {(i + 1) / bins:.0%}"
-
+    names = [f"{i / bins:.0%} to {(i + 1) / bins:.0%}" for i in range(bins)]
     values = [
-        {"from": i / bins, "to": (i + 1) / bins, "n": n, "of": split, "bin": named(i)}
+        {"from": i / bins, "to": (i + 1) / bins, "n": n, "of": split, "bin": names[i]}
         for split, each in splits.items()
         for i, n in enumerate(each)
     ]
     x = _q("from", "share", bin="binned", axis=_axis(None, format="%"), scale={"domain": [0, 1]})
     spec = {**_spec(values), **_bars(x, "share", counts, "split", splits)}
-    rows = [
-        [named(i), *(each[i] for each in splits.values())]
-        for i in range(bins)
-        if any(each[i] for each in splits.values())
-    ]
-    return _figure(
-        name=name, title=title, says=says, spec=spec, columns=("share", *splits), rows=rows
-    )
+    cells = zip(names, *splits.values(), strict=True)
+    rows = [[name, *counts] for name, *counts in cells if any(counts)]
+    return _figure(name, title, says, spec, ("share", *splits), rows)
 
 
 def turns_figure(turns: Sequence[tuple[int, int]]) -> str:
@@ -332,14 +302,10 @@ def turns_figure(turns: Sequence[tuple[int, int]]) -> str:
             ],
         },
     )  # fmt: skip
-    return _figure(
-        name="turns",
-        title="Trained tokens by answer",
-        says="By position of the answer in its record: first, second, and so on.",
-        spec=spec,
-        columns=("answer", "trained tokens", "answers", "tokens per answer"),
-        rows=[[v["turn"], v["tokens"], v["n"], round(v["tokens"] / v["n"], 1)] for v in values],
-    )
+    says = "By position of the answer in its record: first, second, and so on."
+    columns = ("answer", "trained tokens", "answers", "tokens per answer")
+    rows = [[v["turn"], v["tokens"], v["n"], round(v["tokens"] / v["n"], 1)] for v in values]
+    return _figure("turns", "Trained tokens by answer", says, spec, columns, rows)
 
 
 def reasons_figure(rows: Sequence[tuple[str, str, int]]) -> str:
@@ -358,15 +324,11 @@ def reasons_figure(rows: Sequence[tuple[str, str, int]]) -> str:
             "tooltip": _tooltip("kind", "reason", "number"),
         },
     )  # fmt: skip
-    return _figure(
-        name="reasons",
-        title="Dropped and quarantined rows, by reason",
-        says="Quarantined rows are bad. Dropped rows are valid but were left out because of a "
-        "setting.",
-        spec=spec,
-        columns=("reason", "", "number"),
-        rows=rows,
+    title = "Dropped and quarantined rows, by reason"
+    says = (
+        "Quarantined rows are bad. Dropped rows are valid but were left out because of a setting."
     )
+    return _figure("reasons", title, says, spec, ("reason", "", "number"), rows)
 
 
 def flow_figure(ledger: Sequence[LedgerLine]) -> str:
@@ -397,10 +359,9 @@ def flow_figure(ledger: Sequence[LedgerLine]) -> str:
                 text = f"{lost:,} {kind}"
                 labels.append({"x": i + 1, "y": low - 0.22 - wide, "text": text, "is_end": True})
                 low -= 0.24 + wide
-    names = [line.step for line in drawn]
     last = drawn[-1].rows_out if drawn else 0
     labels.append({"x": len(drawn), "y": 1.04, "text": f"{last:,}", "is_end": True})
-    ends = [*names, "out"]
+    ends = [*(line.step for line in drawn), "out"]
     x = {
         "field": "x",
         "type": "quantitative",
@@ -425,6 +386,7 @@ def flow_figure(ledger: Sequence[LedgerLine]) -> str:
     }
     lowest = min([0, *(band["y2"] for band in bands)]) - 0.16
     y_scale = {"domain": [lowest, 1.1], "nice": False}
+    colors = {"domain": list(_COLORS), "range": list(_COLORS.values())}
     spec = {
         "width": "container",
         "height": 170,
@@ -438,15 +400,7 @@ def flow_figure(ledger: Sequence[LedgerLine]) -> str:
                     "y": {"field": "y", "type": "quantitative", "axis": None, "scale": y_scale},
                     "y2": {"field": "y2"},
                     "detail": {"field": "band", "type": "nominal"},
-                    "color": {
-                        "field": "kind",
-                        "type": "nominal",
-                        "legend": None,
-                        "scale": {
-                            "domain": list(_COLORS),
-                            "range": list(_COLORS.values()),
-                        },
-                    },
+                    "color": {"field": "kind", "type": "nominal", "legend": None, "scale": colors},
                     "opacity": {
                         "condition": {"test": "datum.kind === 'rows'", "value": 0.55},
                         "value": 0.95,
@@ -480,36 +434,24 @@ def flow_figure(ledger: Sequence[LedgerLine]) -> str:
         ]
         for line, (came_in, went_out) in zip(ledger, cells, strict=True)
     ]
-    return _figure(
-        name="flow",
-        title="Rows in and out of each step",
-        says="Each step reads the output of the previous one. Quarantined and dropped rows "
-        "leave at the bottom.",
-        spec=spec,
-        columns=columns,
-        rows=rows,
+    says = (
+        "Each step reads the output of the previous one. Quarantined and dropped rows leave at the "
+        "bottom."
     )
+    return _figure("flow", "Rows in and out of each step", says, spec, columns, rows)
 
 
 def _band(
     name: str, x: int, y: float, y2: float, end: float, end2: float, caption: str
 ) -> list[dict[str, Any]]:
     """Return points of a band from (x, y2..y) to (x + 1, end2..end), curved like a Sankey arm."""
-    kind = name.partition(" ")[0]
+    band = {"band": f"{name} {x}", "kind": name.partition(" ")[0], "said": caption}
     points = []
-    for number in range(9):
-        t = number / 8
+    for t in (number / 8 for number in range(9)):
         # Half a cosine: 0 at the start, 1/2 in the middle, 1 at the end, level at both ends.
         bend = (1 - math.cos(math.pi * t)) / 2
         points.append(
-            {
-                "band": f"{name} {x}",
-                "kind": kind,
-                "said": caption,
-                "x": x + t,
-                "y": y + (end - y) * bend,
-                "y2": y2 + (end2 - y2) * bend,
-            }
+            {**band, "x": x + t, "y": y + (end - y) * bend, "y2": y2 + (end2 - y2) * bend}
         )
     return points
 
@@ -538,8 +480,8 @@ def read_asset(name: str) -> str:
 
 _MOST_CODE = 100_000  # maximum number of characters of settings
 _WITHOUT_VEGA = (
-    "Charts need JavaScript from the packhouse wheel, which this installation lacks. The "
-    "tables show the same numbers."
+    "<p class=warning>Charts need JavaScript from the packhouse wheel, which this installation "
+    "lacks. The tables show the same numbers.</p>"
 )
 
 
@@ -601,11 +543,9 @@ def _cell(value: object) -> str:
 
 def details(summary: str, inner: str, *, is_open: bool = False) -> str:
     """Return a collapsible block."""
-    return (
-        f"<details{' open' * is_open}><summary>{html_text(summary)}</summary>{inner}</details>"
-        if inner
-        else ""
-    )
+    if not inner:
+        return ""
+    return f"<details{' open' * is_open}><summary>{html_text(summary)}</summary>{inner}</details>"
 
 
 def preformatted(text: str, name: str) -> str:
@@ -616,7 +556,6 @@ def preformatted(text: str, name: str) -> str:
 
 
 def _figure(
-    *,
     name: str,
     title: str,
     says: str,
@@ -681,7 +620,7 @@ def page(title: str, head: str, sections: Sequence[str], data: Mapping[str, obje
             "</head><body>",
             '<a class=skip href="#main">Skip to content</a>',
             f'<nav aria-label="Sections"><ul>{links}</ul></nav><main id=main>{head}',
-            "" if vega else f"<p class=warning>{_WITHOUT_VEGA}</p>",
+            "" if vega else _WITHOUT_VEGA,
             *sections,
             "</main>",
             *(_json(name, value, "data") for name, value in data.items()),

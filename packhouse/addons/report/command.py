@@ -197,16 +197,14 @@ def _numbers_section(versions: Sequence[_Version]) -> str:
 
 def _settings_section(found: Diff) -> str:
     parts = []
-    for kind in ("configuration", "schema", "engines", "libraries"):
-        changed = getattr(found, kind)
-        rows = [[key, _short(pair[0]), _short(pair[1])] for key, pair in changed.items()]
-        if rows:
-            parts.append(f"<h3>{kind}</h3>" + table((kind, *_NAMES), rows, f"Changed: {kind}"))
-    lineage = [[k, _short(a), _short(b)] for k, (a, b) in found.lineage.items()]
-    if lineage:
-        inner = table(("lineage", *_NAMES), lineage, "Changed: lineage")
-        is_open = len(lineage) <= 12  # 10,000 files give 10,000 lines of digests
-        parts.append(details("Sources and tokenizer differ", inner, is_open=is_open))
+    for kind in ("configuration", "schema", "engines", "libraries", "lineage"):
+        rows = [[key, *map(_short, pair)] for key, pair in getattr(found, kind).items()]
+        inner = table((kind, *_NAMES), rows, f"Changed: {kind}") if rows else ""
+        if inner and kind == "lineage":
+            is_open = len(rows) <= 12  # 10,000 files give 10,000 lines of digests
+            parts.append(details("Sources and tokenizer differ", inner, is_open=is_open))
+        elif inner:
+            parts.append(f"<h3>{kind}</h3>{inner}")
     return section("settings", "Settings", *(parts or ["<p>All settings are the same.</p>"]))
 
 
@@ -229,20 +227,16 @@ def _lengths_section(versions: Sequence[_Version]) -> str:
             lengths[name][length] += number
         for split in version.measured.splits.values():
             trained[name].update(dict(split.trained))
-    figures = []
+    figures = ""
     if any(lengths.values()):
         says = "As a share of each version's records. Bin width doubles every four bins."
-        title = "Records by length"
-        figures.append(compare_figure("lengths", title, says, "tokens in a record", lengths))
+        measured = "tokens in a record"
+        figures += compare_figure("lengths", "Records by length", says, measured, lengths)
     if any(trained.values()):
-        title, says = (
-            "Records by trained tokens",
-            "How many tokens of each record count in the loss.",
-        )
+        says = "How many tokens of each record count in the loss."
         measured = "trained tokens in a record"
-        figures.append(compare_figure("trained", title, says, measured, trained))
-    inner = "".join(figures)
-    return section("lengths", "Lengths", f"<div class=grid>{inner}</div>" if inner else "")
+        figures += compare_figure("trained", "Records by trained tokens", says, measured, trained)
+    return section("lengths", "Lengths", f"<div class=grid>{figures}</div>" if figures else "")
 
 
 def _records_section(found: Diff, versions: Sequence[_Version]) -> str:
@@ -270,20 +264,17 @@ def _record(change: Change, versions: Sequence[_Version]) -> str:
     """Render one changed record, with its tokens marked."""
     old = versions[0].records.get(change.old_id)
     new = versions[1].records.get(change.record_id)
-    texts = [
-        token_texts(record["input_ids"][:_TOKENS], version.pipeline) if record else []
-        for record, version in zip((old, new), versions, strict=True)
-    ]
-    runs = mask_runs(old, new, texts[0], texts[1])
-    length = max((len(each["input_ids"]) for each in (old, new) if each), default=0)
-    notes = [
-        (
-            label_text(record["label"], label_names(version.manifest)),
-            weights_text(record["loss_weights"]),
-        )
-        for record, version in zip((old, new), versions, strict=True)
-        if record  # the detail shows differences
-    ]
+    texts: list[list[str]] = []
+    notes = []
+    length = 0
+    for record, version in zip((old, new), versions, strict=True):
+        ids = record["input_ids"] if record else []
+        texts.append(token_texts(ids[:_TOKENS], version.pipeline))
+        length = max(length, len(ids))
+        if record:
+            label = label_text(record["label"], label_names(version.manifest))
+            notes.append((label, weights_text(record["loss_weights"])))
+    runs = mask_runs(old, new, *texts)
     same = notes[0] if notes and notes[0] == notes[-1] else ()  # otherwise the detail shows it
     caption = ", ".join(part for part in (change.place, change.detail, *same) if part)
     caption += f" (record {change.record_id}, {counted(length, 'token')}"

@@ -109,12 +109,8 @@ def recipe_cell(recipe: Recipe) -> str:
     plan = plan_jobs(recipe)
     expected: Estimate = function_of_addon("estimate")(recipe, plan, workspace)
     ((name, sample),) = _first_rows(recipe, plan, workspace, 1).items()
-    about = "" if expected.is_exact else "about "
-    made = (
-        f"{about}{expected.num_rows}, {counted(expected.tokens, 'token')}, "
-        f"{counted(expected.packs, 'pack')} of "
-        f"{recipe.pack.seq_len:,} tokens, {expected.bytes / 2**20:,.1f} MiB"
-    )
+    counts, size = expected.totals.rsplit(", ", 1)
+    made = f"{counts} of {recipe.pack.seq_len:,} tokens, {size}"
     drawn = PackStatistics(
         seq_len=recipe.pack.seq_len,
         strategy=recipe.pack.strategy,
@@ -124,33 +120,22 @@ def recipe_cell(recipe: Recipe) -> str:
         lower_bound=0,
         length_histogram=length_histogram(sample["num_tokens"].to_numpy()),
     )
+    labels, is_paired = labels_of(recipe, recipe.sources[0]), recipe.preferences == "pairs"
     shown = [
-        Record(
-            ", ".join(filter(None, (f"row {row['row']}", side))),
-            row["input_ids"][part],
-            row["trained"][part],
-        )
+        Record(f"row {row['row']}{side and f', {side}'}", row["input_ids"][p], row["trained"][p])
         for row in rows_with_masks(sample.slice(0, 3))
-        for side, part in _parts(
-            row, labels_of(recipe, recipe.sources[0]), is_paired=recipe.preferences == "pairs"
-        )
+        for side, p in _parts(row, labels, is_paired=is_paired)
     ]
-    return cell(
-        [("a run would make", made), *(("note", note) for note in expected.lines())],
-        {f"first rows of {name}": drawn},
-        shown,
-        _pipeline(recipe, workspace),
-    )
+    lines = [("a run would make", made), *(("note", note) for note in expected.lines())]
+    return cell(lines, {f"first rows of {name}": drawn}, shown, _pipeline(recipe, workspace))
 
 
 def _first_rows(recipe: Recipe, plan: Plan, workspace: Workspace, most: int) -> dict[str, pa.Table]:
     """Return the tokenized rows in the first megabyte of the first sources, by source name."""
-    rows = {}
+    rows, try_rows = {}, function_of_addon("try_first_rows")
     for source in recipe.sources[:most]:
         uri = next(v.parameters.shard.uri for v in plan.validate if v.parameters.source == source)
-        found = function_of_addon("try_first_rows")(
-            recipe, source, workspace.tokenizers, uri=uri, max_rows=None
-        )
+        found = try_rows(recipe, source, workspace.tokenizers, uri=uri, max_rows=None)
         rows[source_name(source)] = found.tokenized
     return rows
 
@@ -176,35 +161,25 @@ def _estimate_page(recipe: Recipe, plan: Plan, workspace: Workspace) -> str:
         f"The first rows of each source, {counted(shown, 'token')}, as a run would train them."
     )
     about = "" if expected.is_exact else "<p class=quiet>Estimated from the sample.</p>"
+    filters = about + filters_table(expected.filters) if expected.filters else ""
+    sources = table(*expected.by_source(), "Sources")
     settings = recipe.model_dump_json(indent=2, by_alias=True, exclude_unset=True)
-    return page(
-        f"{recipe.dataset} - packhouse report",
-        _head(recipe, plan.version_id, expected),
-        [
-            _lengths_section(recipe, expected, rows),
-            samples_section(len(packs), shown, pipeline is not None, caption),
-            section("left-out", "Dropped rows", about, filters_table(expected.filters))
-            if expected.filters
-            else "",
-            section(
-                "recipe",
-                "Recipe",
-                table(*expected.by_source(), "Sources"),
-                preformatted(settings, "Settings"),
-            ),
-        ],
-        {"samples-data": [{"name": name, "packs": [pack]} for name, pack in packs.items()]},
-    )
+    parts = [
+        _lengths_section(recipe, expected, rows),
+        samples_section(len(packs), shown, pipeline is not None, caption),
+        section("left-out", "Dropped rows", filters),
+        section("recipe", "Recipe", sources, preformatted(settings, "Settings")),
+    ]
+    data = {"samples-data": [{"name": name, "packs": [pack]} for name, pack in packs.items()]}
+    head = _head(recipe, plan.version_id, expected)
+    return page(f"{recipe.dataset} - packhouse report", head, parts, data)
 
 
 def _head(recipe: Recipe, version_id: str, expected: "Estimate") -> str:
     about = "" if expected.is_exact else "about; "
-    note = (
-        "Counted from tokenized shards. This recipe has no version yet."
-        if expected.is_exact
-        else "Estimated from a sample. This recipe has no version yet."
-    )
-    top = header(recipe.dataset, f"<code class=quiet>{html_text(version_id)}</code><p>{note}</p>")
+    how = "Counted from tokenized shards" if expected.is_exact else "Estimated from a sample"
+    note = f"<p>{how}. This recipe has no version yet.</p>"
+    top = header(recipe.dataset, f"<code class=quiet>{html_text(version_id)}</code>{note}")
     refusals = "".join(
         f"<p class=warning>The run would fail: {html_text(each)}.</p>" for each in expected.refusals
     )
@@ -255,16 +230,12 @@ def _lengths_section(recipe: Recipe, expected: "Estimate", rows: dict[str, pa.Ta
     lengths = {name: Counter(own["num_tokens"].to_pylist()) for name, own in rows.items()}
     if not any(lengths.values()):
         return ""
-    seq_len = recipe.pack.seq_len
-    drawn = length_figures(lengths, seq_len)
-    trials = expected.seq_lens
+    seq_len, trials = recipe.pack.seq_len, expected.seq_lens
+    drawn = f"<div class=grid>{length_figures(lengths, seq_len)}</div><br>"
     other = seq_len_figure(trials, seq_len, "this recipe") if trials else ""
-    num_rows = sum(own.num_rows for own in rows.values())
-    caption = (
-        f"<p class=quiet>From {counted(num_rows, 'record')} in the first megabyte of each "
-        "source.</p>"
-    )
-    return section("lengths", "Lengths", caption, f"<div class=grid>{drawn}</div><br>", other)
+    read = counted(sum(own.num_rows for own in rows.values()), "record")
+    caption = f"<p class=quiet>From {read} in the first megabyte of each source.</p>"
+    return section("lengths", "Lengths", caption, drawn, other)
 
 
 # Picture of a version: the lengths of its records, and the fill of its packs.
@@ -300,20 +271,16 @@ def lengths_svg(splits: Mapping[str, PackStatistics]) -> str:
 
 def _split(name: str, side: PackStatistics, top: int) -> list[str]:
     color = _COLORS.get(name, "#2ca02c")
-    title = (
-        f"{html_text(name)}: {counted(side.num_sequences, 'record')} by length in tokens, "
-        f"seq_len {side.seq_len:,}"
-    )
-    fill_top = top + _HEIGHT - 14
-    full = _WIDTH - _LEFT - 10
+    records = f"{html_text(name)}: {counted(side.num_sequences, 'record')}"
+    fill_top, full = top + _HEIGHT - 14, _WIDTH - _LEFT - 34
+    gauge = f'<rect x="{_LEFT + 24}" y="{fill_top}" width'
     return [
-        f'<text x="{_LEFT}" y="{top + 14}">{title}</text>',
+        f'<text x="{_LEFT}" y="{top + 14}">{records} by length in tokens, seq_len {side.seq_len:,}'
+        "</text>",
         *_bars(side.length_histogram, top + 20, color),
         f'<text x="4" y="{fill_top + 9}">fill {side.fill:.2%}</text>',
-        f'<rect x="{_LEFT + 24}" y="{fill_top}" width="{full - 24}" height="10" '
-        'fill="#888" fill-opacity=".3"/>',
-        f'<rect x="{_LEFT + 24}" y="{fill_top}" width="{(full - 24) * side.fill:.1f}" '
-        f'height="10" fill="{color}"/>',
+        f'{gauge}="{full}" height="10" fill="#888" fill-opacity=".3"/>',
+        f'{gauge}="{full * side.fill:.1f}" height="10" fill="{color}"/>',
     ]
 
 
@@ -388,26 +355,18 @@ def version_cell(opened: OpenVersion, tokenizers: Path) -> str:
     """
     split = first_split(opened)
     data = opened.files("data", split)
-    records: Iterable[Record] = ()
-    labels = label_names(opened.manifest)
+    records = list[Record]()
+    manifest, pipeline = opened.manifest, pipeline_of(tokenizer_of(opened, tokenizers))
     if data and data[0].rows and data[0].size <= _MAX_BYTES:
-        records = (
-            Record(
-                ", ".join(filter(None, (f"pack {number}", side, weights_text(weights[part])))),
-                row["input_ids"][part],
-                row["trained"][part],
-            )
-            for number, row in read_packs(opened, split, 0, _RECORDS)
-            for weights in [row["loss_weights"]]
-            for _, start, end, side in records_in(row, opened.manifest.preferences, labels)
-            for part in [slice(start, end)]
-        )
-    shown = cell(
-        numbers_of(opened.manifest),
-        opened.manifest.facts.counts.splits(),
-        records,
-        pipeline_of(tokenizer_of(opened, tokenizers)),
-    )
+        labels = label_names(manifest)
+        for number, row in read_packs(opened, split, 0, _RECORDS):
+            ids, trained, weights = row["input_ids"], row["trained"], row["loss_weights"]
+            for _, a, b, side in records_in(row, manifest.preferences, labels):
+                title = ", ".join(
+                    filter(None, (f"pack {number}", side, weights_text(weights[a:b])))
+                )
+                records.append(Record(title, ids[a:b], trained[a:b]))
+    shown = cell(numbers_of(manifest), manifest.facts.counts.splits(), records, pipeline)
     title = html_text(opened.address)
     return f'{PAGE_STYLE}<div class="packhouse"><b>{title}</b>{shown}</div>'
 

@@ -212,9 +212,8 @@ def lengths_section(manifest: Manifest, measured: Measured) -> str:
         # Each of these sets is packed separately, so other pack sizes are tried on each.
         packed_as = f"{split} {source}" if split == "eval" and eval_by_source else split
         by_split.setdefault(packed_as, Counter())[length] += count
-    named = {source for source, _ in totals.most_common(_MOST_SOURCES - 1)}
-    if len(totals) <= _MOST_SOURCES:
-        named = set(totals)
+    is_many = len(totals) > _MOST_SOURCES
+    named = {source for source, _ in totals.most_common(_MOST_SOURCES - 1 if is_many else None)}
     for source, _, length, count in measured.lengths:
         by_source.setdefault(source if source in named else _OTHERS, Counter())[length] += count
     if not by_source:
@@ -226,13 +225,9 @@ def lengths_section(manifest: Manifest, measured: Measured) -> str:
         by_split.setdefault(split, Counter())[length] += count
     choices = []
     if pack.over_length != "window":  # windows depend on seq_len
-        choices = try_seq_lens(
-            list(by_split.values()),
-            seq_len,
-            pack.strategy or "best_fit",
-            pack.seed,
-            pack.pad_record_to_multiple_of,
-        )
+        strategy, multiple = pack.strategy or "best_fit", pack.pad_record_to_multiple_of
+        lengths = list(by_split.values())
+        choices = try_seq_lens(lengths, seq_len, strategy, pack.seed, multiple)
     other = seq_len_figure(choices, seq_len) if choices else ""
     if other and measured.too_long:
         over = counted(sum(count for *_, count in measured.too_long), "record")
@@ -258,13 +253,8 @@ def packs_section(manifest: Manifest, measured: Measured) -> str:
                "records per pack (min / median / max)")  # fmt: skip
     fill = {name: each.fill for name, each in splits.items()}
     drawn = share_figure("fill", "Packs by fill", "The rest of a pack is padding.", fill, "packs")
-    return section(
-        "packs",
-        "Packs",
-        table(columns, rows, "Packs by split"),
-        drawn,
-        _part(manifest, measured),
-    )
+    inner = table(columns, rows, "Packs by split")
+    return section("packs", "Packs", inner, drawn, _part(manifest, measured))
 
 
 def _part(manifest: Manifest, measured: Measured) -> str:
@@ -289,12 +279,9 @@ def trained_section(manifest: Manifest, measured: Measured) -> str:
         weights.update(dict(each.weights))
     tables = [table(("label", "records"), sorted(labels.items()), "Labels")] if labels else []
     if weights:
-        weight_rows = [
-            [f"{w:g}", n, _share(n, weights.total())] for w, n in sorted(weights.items())[:20]
-        ]
-        tables.append(
-            table(("loss weight", "trained tokens", "share"), weight_rows, "Loss weights")
-        )
+        total, columns = weights.total(), ("loss weight", "trained tokens", "share")
+        rows = [[f"{w:g}", n, _share(n, total)] for w, n in sorted(weights.items())[:20]]
+        tables.append(table(columns, rows, "Loss weights"))
     caption = (
         "<p class=quiet>Classification: the label of each record is trained; its tokens are "
         "not.</p>"
@@ -311,11 +298,8 @@ def trained_section(manifest: Manifest, measured: Measured) -> str:
             title = "Records by trained share"
             figures.append(share_figure("trained-share", title, says, shares, "records"))
             bins = {name: class_counts(dict(each.trained)) for name, each in splits.items()}
-            title, says = (
-                "Records by trained tokens",
-                "How many tokens of each record count in the loss.",
-            )
-            measure = "trained tokens in a record"
+            says = "How many tokens of each record count in the loss."
+            title, measure = "Records by trained tokens", "trained tokens in a record"
             figures.append(length_histogram("trained-lengths", title, says, bins, measure, "split"))
         if sum(1 for _, n in turns if n) > 1:
             figures.append(turns_figure(turns))
@@ -387,9 +371,8 @@ def recipe_section(manifest: Manifest) -> str:
         if entry.kind not in PULLED_NAMES  # the manifest cannot contain the report's digest
     ]
     settings = json.dumps(manifest.configuration, indent=2, ensure_ascii=False, sort_keys=True)
-    versions = json.dumps(
-        {"engines": manifest.engines, "libraries": manifest.libraries}, indent=2, sort_keys=True
-    )
+    versions = {"engines": manifest.engines, "libraries": manifest.libraries}
+    versions_json = json.dumps(versions, indent=2, sort_keys=True)
     return section(
         "recipe",
         "Recipe and digests",
@@ -397,7 +380,7 @@ def recipe_section(manifest: Manifest) -> str:
         table(("source file", "rows", "sha256"), sources, "Sources"),
         details("Settings", preformatted(settings, "Settings"), is_open=True),
         details("Files", table(("file", "kind", "rows", "bytes", "sha256"), files, "Files")),
-        details("Versions of steps and libraries", preformatted(versions, "Versions")),
+        details("Versions of steps and libraries", preformatted(versions_json, "Versions")),
     )
 
 
@@ -503,9 +486,8 @@ def _rows_by_file(rows: Sequence[AuditedRow]) -> str:
     files: dict[str, list[str]] = {}
     for row in rows:
         files.setdefault(row.source, []).append(f"{row.row:,}")
-    return "; ".join(
-        f"{name} row{'s' * (len(its) > 1)} {', '.join(its)}" for name, its in files.items()
-    )
+    named = (f"{name} row{'s' * (len(its) > 1)} {', '.join(its)}" for name, its in files.items())
+    return "; ".join(named)
 
 
 def duplicates_section(manifest: Manifest) -> str:

@@ -33,6 +33,7 @@ from packhouse.addons.report.charts_and_tables import page
 from packhouse.addons.report.sections import Measured, MeasuredSplit, Samples
 from packhouse.cli.token_display import pipeline_of, special_tokens, token_texts, tokenizer_of
 from packhouse.errors import IntegrityError
+from packhouse.records.arrays import count_up
 from packhouse.store import OpenVersion
 from packhouse.store.commit import LocalFile, draft_manifest, name_files
 from packhouse.store.manifest import FileEntry, Manifest
@@ -239,9 +240,7 @@ def _count_turns(flags: npt.NDArray[np.bool_], starts: Ints) -> Ints:
     sizes = np.add.reduceat(flags, at, dtype=np.int64)
     record = np.searchsorted(starts, at, side="right")
     # Number the spans within each record: records [1 1 1 2 2] -> [0 1 2 0 1].
-    first = np.r_[True, record[1:] != record[:-1]]
-    number = np.arange(len(at)) - np.maximum.accumulate(np.where(first, np.arange(len(at)), 0))
-    number = np.minimum(number, _TURNS - 1)
+    number = np.minimum(count_up(np.unique(record, return_counts=True)[1]), _TURNS - 1)
     counts = np.bincount(number, sizes, _TURNS), np.bincount(number, minlength=_TURNS)
     return np.array(counts).astype(np.int64)
 
@@ -384,31 +383,23 @@ def _page(
         samples.append({"name": name, "packs": packs})
         num_packs += len(packs)
         num_tokens += sum(len(record["ids"]) for pack in packs for record in pack["records"])
+    has_weights = any(each.weights for each in measured.splits.values())
     parts = [
         sections.load_section(manifest, uri),
         sections.flow_section(manifest),
         sections.lengths_section(manifest, measured),
         sections.packs_section(manifest, measured),
         sections.trained_section(manifest, measured),
-        sections.samples_section(
-            num_packs,
-            num_tokens,
-            pipeline is not None,
-            has_weights=any(each.weights for each in measured.splits.values()),
-        ),
+        sections.samples_section(num_packs, num_tokens, pipeline is not None, "", has_weights),
         sections.left_out_section(manifest, measured),
         sections.quality_section(manifest),
         sections.duplicates_section(manifest),
         sections.audit_section(manifest),
         sections.recipe_section(manifest),
     ]
-    name = f"{manifest.dataset} {manifest.version}"
-    return page(
-        f"{name} - packhouse report",
-        sections.heading(manifest) + sections.overview(manifest),
-        parts,
-        {"samples-data": samples} if num_packs else {},
-    )
+    title = f"{manifest.dataset} {manifest.version} - packhouse report"
+    head = sections.heading(manifest) + sections.overview(manifest)
+    return page(title, head, parts, {"samples-data": samples} if num_packs else {})
 
 
 def with_texts(pack: dict[str, Any], pipeline: Pipeline | None) -> dict[str, Any]:

@@ -156,18 +156,8 @@ Kwargs = dict[str, object]
 
 # Model families, by `model_type`, whose tiny models pass `check_packing` in the tests.
 FAMILIES = (
-    "gemma",
-    "gemma2",
-    "gemma3_text",
-    "llama",
-    "mistral",
-    "mixtral",
-    "phi",
-    "phi3",
-    "qwen2",
-    "qwen2_moe",
-    "qwen3",
-    "qwen3_moe",
+    *("gemma", "gemma2", "gemma3_text", "llama", "mistral", "mixtral", "phi", "phi3"),
+    *("qwen2", "qwen2_moe", "qwen3", "qwen3_moe"),
 )
 
 _LAYERS = {"full_attention", "sliding_attention"}
@@ -572,9 +562,8 @@ def enable_preferences(trainer_class: _Trainer) -> _Trainer:
         dataset_name: str,
     ) -> "Dataset":
         if "prompt_ids" not in (dataset.column_names or next(iter(dataset))):
-            return trainer_class._prepare_dataset(
-                self, dataset, processing_class, args, dataset_name
-            )
+            usual = trainer_class._prepare_dataset
+            return usual(self, dataset, processing_class, args, dataset_name)
         _check_max_length(dataset, args.max_length)
         if getattr(self, "calculate_KL", False):
             size = args.per_device_train_batch_size

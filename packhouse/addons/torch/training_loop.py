@@ -346,7 +346,4 @@ class _Names(Reader):
     @override
     def view(table: pa.Table, order: npt.NDArray[np.int64] | None) -> Sequence[list[str]]:
         names = table["record_ids"]
-        rows: list[list[str]] = (
-            names if order is None else names.take(pa.array(order))
-        ).to_pylist()
-        return rows
+        return list((names if order is None else names.take(pa.array(order))).to_pylist())

@@ -725,6 +725,22 @@ def test_fields_that_no_name_tells_may_be_named(number, project):
         assert sorted("".join(t) for t in found) == sorted(t.answer for t in TALKS)
 
 
+@pytest.mark.parametrize("number", [0, 1])
+def test_rows_written_as_the_advice_says_are_read(number, project):
+    rows = [{"id": n, "claim": t.question, "cited": {str(n): [n]}} for n, t in enumerate(TALKS)]
+    Path("a.jsonl").write_bytes(lines(rows))
+    code, said = project.init("a.jsonl")
+    assert code == 7, said
+    shape = said.split("write rows that have answers:")[1].split(" or ")[number].strip()
+    told = [shape.replace("...", t.question, 1).replace("...", t.answer) for t in TALKS]
+    Path("a.jsonl").write_text("\n".join(told))
+
+    code, said = project.init("a.jsonl")
+
+    assert code == 0, said
+    check(project.prepare(), TALKS)
+
+
 def test_a_setting_of_the_recipe_is_refused_with_its_place(project):
     Path("a.jsonl").write_bytes(lines(named("question", "answer")))
 

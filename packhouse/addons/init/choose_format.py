@@ -53,8 +53,9 @@ _MAX_CANDIDATES = 6
 NAME_THE_FIELDS = (
     "two fields contain question and answer, name them with --set format=question_answer --set "
     'fields=\'{"question": "FIELD", "answer": "FIELD"}\'. To train one field as plain text, use '
-    '--set format=text --set fields=\'{"text": "FIELD"}\'. If the rows have no answers, add a '
-    "field with the answer to each row."
+    '--set format=text --set fields=\'{"text": "FIELD"}\'. Otherwise, write rows that have '
+    'answers: {"question": "...", "answer": "..."} or {"messages": [{"role": "user", "content": '
+    '"..."}, {"role": "assistant", "content": "..."}]}'
 )
 """Advice for fields whose roles no name or value tells, after "If"."""
 _SAMPLE_ROWS = 500

@@ -550,6 +550,10 @@ def test_nothing_is_written_where_rows_can_be_read_in_several_ways(name, project
             "template=completion",
         ),
         (
+            lambda n, t: {"prompt": f"### Q: {t[0]} ### A: ", "chosen": t[1], "rejected": bad(t)},
+            "template=completion",
+        ),
+        (
             lambda n, t: {"prompt": f"Q: {t[0]}\nTom: Ah.\nQ: Yes?", "completion": f"Tom: {t[1]}"},
             "template=completion",
         ),

@@ -1152,11 +1152,11 @@ _BOTH_NAMES = "the names of both speakers"
 UNNAMED = f"prompt, without {_BOTH_NAMES}"
 _SPOKEN = re.compile(
     rf"{_ASKS}"
-    r".*\n\s*\w[\w '-]{0,29}:\s*\Z|.*\n#+ ?\w[\w ]{0,29}:\s*\Z",
+    r".*\n\s*\w[\w '-]{0,29}:\s*\Z|.*(?:\n#|\s##)#* ?\w[\w ]{0,29}:\s*\Z",
     re.DOTALL | re.IGNORECASE,
 )
 r"""A prompt that names its speakers and ends with the name of the one who answers, such as
-`User: Hi\nBot:`."""
+`User: Hi\nBot:` and `### Question: Hi ### Answer:`."""
 
 _SEPARATOR = r"\s*(?:->|##+)\s*$"
 """End of a prompt or an answer in the style of OpenAI's first fine-tuning guide."""

@@ -439,6 +439,10 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
     "prompts in messages next to a system prompt": ("a.jsonl", each(lambda t: {
         "system_prompt": "You are good at sums.", "tools": "[]",
         "messages": [{"from": "human", "value": t.question}]}), "Add a field with the answer"),
+    "calls whose results have no answer": ("a.jsonl", each(lambda t: {"messages": [
+        *messages_of("user", t[0]), {"role": "assistant", "tool_calls": [{"function":
+        {"name": "sum", "arguments": {}}}]}, *messages_of("tool", t[1])]}),
+        "Remedy: add the answer, or end with the call"),
     "a system prompt and a question": ("a.jsonl", each(lambda t: {"messages": [*messages_of(
         "system", "Add."), *messages_of("user", t.question)]}), "Add a field with the answer"),
 }

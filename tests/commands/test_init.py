@@ -276,6 +276,8 @@ ASKED: dict[str, tuple[Callable[[int, Talk], dict[str, Any]], int, list[Talk]]] 
         "quote": f"Please tell me: {t[0]}", "gold_answer": t[1]}, 1, TALKS),
     "a question between [INST] and [/INST]": (lambda n,
         t: {"text": f"<s>[INST] {t[0]} [/INST] {t[1]} </s>"}, 1, TALKS),
+    "a question after <<SYS>> and a system prompt": (lambda n, t: {"text":
+        f"<s>[INST] <<SYS>>\nHelp.\n<</SYS>>\n\n{t[0]} [/INST] {t[1]}</s>"}, 1, TALKS),
     "a question between [INST] and [/INST], and a class": (lambda n,
         t: {"text": f"<s>[INST] {t[0]} [/INST] {t[1]} </s>", "risk": "ab"[n % 2]}, 1, TALKS),
     "prompts that open a tag of the answer": (lambda n, t: {"prompt": f"{t[0]}\n<think>\n",
@@ -555,6 +557,10 @@ def test_nothing_is_written_where_rows_can_be_read_in_several_ways(name, project
         ),
         (
             lambda n, t: {"prompt": f"### Q: {t[0]} ### A: ", "chosen": t[1], "rejected": bad(t)},
+            "template=completion",
+        ),
+        (
+            lambda n, t: {"prompt": f"Add it.\nAsk: {t[0]}\n\nSay:", "completion": t[1]},
             "template=completion",
         ),
         (

@@ -276,6 +276,8 @@ ASKED: dict[str, tuple[Callable[[int, Talk], dict[str, Any]], int, list[Talk]]] 
         "quote": f"Please tell me: {t[0]}", "gold_answer": t[1]}, 1, TALKS),
     "a question between [INST] and [/INST]": (lambda n,
         t: {"text": f"<s>[INST] {t[0]} [/INST] {t[1]} </s>"}, 1, TALKS),
+    "a question after <<SYS>> and a system prompt": (lambda n, t: {"text":
+        f"<s>[INST] <<SYS>>\nHelp.\n<</SYS>>\n\n{t[0]} [/INST] {t[1]}</s>"}, 1, TALKS),
     "a question between [INST] and [/INST], and a class": (lambda n,
         t: {"text": f"<s>[INST] {t[0]} [/INST] {t[1]} </s>", "risk": "ab"[n % 2]}, 1, TALKS),
     "prompts that open a tag of the answer": (lambda n, t: {"prompt": f"{t[0]}\n<think>\n",
@@ -439,6 +441,10 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
     "prompts in messages next to a system prompt": ("a.jsonl", each(lambda t: {
         "system_prompt": "You are good at sums.", "tools": "[]",
         "messages": [{"from": "human", "value": t.question}]}), "Add a field with the answer"),
+    "calls whose results have no answer": ("a.jsonl", each(lambda t: {"messages": [
+        *messages_of("user", t[0]), {"role": "assistant", "tool_calls": [{"function":
+        {"name": "sum", "arguments": {}}}]}, *messages_of("tool", t[1])]}),
+        "Remedy: add the answer, or end with the call"),
     "a system prompt and a question": ("a.jsonl", each(lambda t: {"messages": [*messages_of(
         "system", "Add."), *messages_of("user", t.question)]}), "Add a field with the answer"),
 }
@@ -547,6 +553,14 @@ def test_nothing_is_written_where_rows_can_be_read_in_several_ways(name, project
         (lambda n, t: {"text": f"<bos>{t.question}\n<eos>"}, "regexp_replace"),
         (
             lambda n, t: {"prompt": f"### Ask:\n{t[0]}\n### Response:", "completion": t[1]},
+            "template=completion",
+        ),
+        (
+            lambda n, t: {"prompt": f"### Q: {t[0]} ### A: ", "chosen": t[1], "rejected": bad(t)},
+            "template=completion",
+        ),
+        (
+            lambda n, t: {"prompt": f"Add it.\nAsk: {t[0]}\n\nSay:", "completion": t[1]},
             "template=completion",
         ),
         (
@@ -723,6 +737,22 @@ def test_fields_that_no_name_tells_may_be_named(number, project):
         check(found, TALKS)
     else:
         assert sorted("".join(t) for t in found) == sorted(t.answer for t in TALKS)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_rows_written_as_the_advice_says_are_read(number, project):
+    rows = [{"id": n, "claim": t.question, "cited": {str(n): [n]}} for n, t in enumerate(TALKS)]
+    Path("a.jsonl").write_bytes(lines(rows))
+    code, said = project.init("a.jsonl")
+    assert code == 7, said
+    shape = said.split("write rows that have answers:")[1].split(" or ")[number].strip()
+    told = [shape.replace("...", t.question, 1).replace("...", t.answer) for t in TALKS]
+    Path("a.jsonl").write_text("\n".join(told))
+
+    code, said = project.init("a.jsonl")
+
+    assert code == 0, said
+    check(project.prepare(), TALKS)
 
 
 def test_a_setting_of_the_recipe_is_refused_with_its_place(project):

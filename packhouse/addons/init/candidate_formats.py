@@ -590,7 +590,7 @@ def _with_speakers(
         for text, answer in zip(texts, answers, strict=True)
     )
     name = _name_of_answers(texts, answers)
-    if num_begun <= _MAX_EMPTY * len(texts) and name is None:
+    if num_begun <= _MAX_EMPTY * len(texts) and name is None and not _end_on_a_label(texts):
         return [reading]
     unsure = replace(reading, is_sure=False)
     made = [replace(unsure, template="completion"), unsure]
@@ -612,6 +612,17 @@ def _with_speakers(
         return made
     reads = {prompt: f"prompt, without {what}", answer: "completion"}
     return [_reading("prompt_completion", reads, select=select), *made]
+
+
+def _end_on_a_label(prompts: Sequence[str]) -> bool:
+    r"""Return True if the last line of prompts is the same label, to be followed by the answer.
+
+    Example:
+        >>> _end_on_a_label(["1 + 1?\nAnswer:", "2 + 2?\nAnswer:"]), _end_on_a_label(["1?\nSo:"])
+        (True, False)
+    """
+    labels = Counter(found[1] for text in prompts if (found := _LABEL.search(text)))
+    return max(labels.values(), default=0) >= max(2, (1 - _MAX_EMPTY) * len(prompts))
 
 
 def _name_of_answers(prompts: Sequence[str], answers: Sequence[str]) -> str | None:
@@ -1152,11 +1163,14 @@ _BOTH_NAMES = "the names of both speakers"
 UNNAMED = f"prompt, without {_BOTH_NAMES}"
 _SPOKEN = re.compile(
     rf"{_ASKS}"
-    r".*\n\s*\w[\w '-]{0,29}:\s*\Z|.*\n#+ ?\w[\w ]{0,29}:\s*\Z",
+    r".*\n\s*\w[\w '-]{0,29}:\s*\Z|.*(?:\n#|\s##)#* ?\w[\w ]{0,29}:\s*\Z",
     re.DOTALL | re.IGNORECASE,
 )
 r"""A prompt that names its speakers and ends with the name of the one who answers, such as
-`User: Hi\nBot:`."""
+`User: Hi\nBot:` and `### Question: Hi ### Answer:`."""
+
+_LABEL = re.compile(r"\n\s*(\w[\w '-]{0,29})[:\uff1a]\s*\Z")
+"""Last line of a prompt that names what follows, such as `Answer:`."""
 
 _SEPARATOR = r"\s*(?:->|##+)\s*$"
 """End of a prompt or an answer in the style of OpenAI's first fine-tuning guide."""
@@ -1164,19 +1178,22 @@ _SEPARATOR = r"\s*(?:->|##+)\s*$"
 _OPEN = re.compile(r"<(\w+)>\s*\Z")
 """A prompt that ends with a tag such as `<think>`."""
 
-_INSTRUCT = r"(?s)^\s*(?:<s>)?\s*\[INST\]\s*(.*?)\s*\[/INST\]\s*(.*?)\s*(?:</s>)?\s*$"
+_INSTRUCT = (
+    r"(?s)^\s*(?:<s>)?\s*\[INST\]\s*(?:<<SYS>>\s*(.*?)\s*<</SYS>>\s*)?(.*?)\s*\[/INST\]"
+    r"\s*(.*?)\s*(?:</s>)?\s*$"
+)
 
 
 def _instruct_texts(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
     """Yield readings of texts such as `<s>[INST] Hi [/INST] Hello </s>`, with one question each."""
     for name in _texts_of(rows[0], rows):
         texts = [str(row[name]) for row in rows]
-        if all(
-            text.count("[INST]") == 1 and "<<SYS>>" not in text and re.match(_INSTRUCT, text)
-            for text in texts
-        ):
-            parts = (f"regexp_extract({_sql(name)}, '{_INSTRUCT}', {number})" for number in (1, 2))
-            select = dict(zip(("question", "answer"), parts, strict=True))
+        if all(text.count("[INST]") == 1 and re.match(_INSTRUCT, text) for text in texts):
+            select = {
+                part: f"regexp_extract({_sql(name)}, '{_INSTRUCT}', {number})"
+                for number, part in enumerate(("system", "question", "answer"), 1)
+                if part != "system" or "<<SYS>>" in texts[0]
+            }
             yield _reading("question_answer", {name: UNMARKED}, select=select)
 
 

@@ -39,6 +39,7 @@ from packhouse.read.row_formats import row_formats
 from packhouse.read.unread_fields import MIN_SHARE
 from packhouse.recipe import Recipe, SourceConfig, ValidateConfig
 from packhouse.records.ledger import RenderCounts
+from packhouse.records.reasons import QUARANTINE_REASONS
 from packhouse.records.table_schemas import REFUSED, read_table, write_table
 from packhouse.render.renderer import run_template, try_rows
 from packhouse.system.disks import temporary_folder
@@ -53,8 +54,9 @@ _MAX_CANDIDATES = 6
 NAME_THE_FIELDS = (
     "two fields contain question and answer, name them with --set format=question_answer --set "
     'fields=\'{"question": "FIELD", "answer": "FIELD"}\'. To train one field as plain text, use '
-    '--set format=text --set fields=\'{"text": "FIELD"}\'. If the rows have no answers, add a '
-    "field with the answer to each row."
+    '--set format=text --set fields=\'{"text": "FIELD"}\'. Otherwise, write rows that have '
+    'answers: {"question": "...", "answer": "..."} or {"messages": [{"role": "user", "content": '
+    '"..."}, {"role": "assistant", "content": "..."}]}'
 )
 """Advice for fields whose roles no name or value tells, after "If"."""
 _SAMPLE_ROWS = 500
@@ -415,12 +417,13 @@ def _unknown(
     if failed is not None:
         trial = failed.trial
         ((reason, number),) = trial.bad.most_common(1)
+        known = QUARANTINE_REASONS["validate"].get(reason)
         helps = {
             "media": _media_advice(number < trial.num_rows),
             "no_assistant": "Add a field with the answer to each row",
             "ends_on_user": "Add --set validate.allow_ends_on_user=true to train their answers; "
             "the last user turn is not trained",
-        }.get(reason, "Fix the rows")
+        }.get(reason, f"Remedy: {known.remedy}" if known else "Fix the rows")
         return (
             f"read as {failed.reading.settings['format']}, {number:,} of "
             f"{counted(trial.num_rows, 'example')} are bad rows ({reason}: "

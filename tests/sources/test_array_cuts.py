@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packhouse.read import record_boundaries
@@ -23,6 +23,7 @@ def blocks_of(data: bytes, size: int):
         return list(ArrayFile("file").blocks(data, 2**20))
 
 
+@settings(max_examples=40)
 @given(values=arrays, style=styles, size=sizes)
 def test_blocks_hold_the_elements_of_the_whole(values, style, size):
     data = json.dumps(values, separators=style)[1:-1].encode()

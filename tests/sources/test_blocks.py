@@ -52,7 +52,7 @@ def read_in_blocks(read_bytes, size, data, name, **config):
     return shards, *tables, source.notes, source.extra_paths, source.extra_fields
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     good=st.sampled_from([ROWS, TALKS]),
     bad=st.lists(st.tuples(st.integers(0, 40), st.sampled_from(BAD)), max_size=3),

@@ -70,7 +70,7 @@ values = st.recursive(
 texts = values | st.lists(st.sampled_from(PIECES), max_size=12).map("".join) | st.text(max_size=20)
 
 
-@settings(max_examples=1500)
+@settings(max_examples=300)
 @given(texts)
 @example("")
 @example(" \n\t\x0b\x0c")

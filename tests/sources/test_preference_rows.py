@@ -164,7 +164,7 @@ def test_pairs_are_called_by_both_sides(tmp_path):
     ("label", "verdict"),
     [(True, 1), (False, 0), (1, 1), (0, 0), ("True", 1), ("false", 0), (1.0, 1)],
 )
-@pytest.mark.parametrize("completion", ["a", [A], [U, A], "\n\nHuman: q\n\nAssistant: a"])
+@pytest.mark.parametrize("completion", ["a", [U, A]])
 def test_kto_is_an_answer_with_a_verdict(label, verdict, completion, tmp_path):
     found = read(tmp_path, {"prompt": "q", "completion": completion, "label": label}, format="kto")
 

@@ -9,7 +9,6 @@ import hashlib
 import io
 import os
 import re
-import sys
 import tracemalloc
 from functools import partial
 from pathlib import Path
@@ -24,6 +23,7 @@ from packhouse.errors import SourceError, TransientError
 from packhouse.read import compression, read_shard, scan_source
 from packhouse.recipe import SourceConfig, ValidateConfig
 from packhouse.records.reasons import TurnOrder
+from tests.sources.conftest import parquet
 
 GOOD = b'{"instruction": "Add 1 and 2.", "input": "", "output": "3"}'
 ALSO_GOOD = b'{"instruction": "Name a colour.", "input": "", "output": "Red"}'
@@ -43,7 +43,7 @@ BAD_ROWS = {
     "10-raw-nul": (b'{"instruction": "a\x00b", "output": "y"}', "control"),
     "11-raw-control": (b'{"instruction": "a\x1bb", "output": "y"}', "control"),
     "12-long-line": (b'{"instruction": "' + b"x" * 5000 + b'", "output": "y"}', "row_too_long"),
-    "13-deep": (deep(900), "depth"),
+    "13-deep": (deep(100_000), "depth"),
     "14-just-too-deep": (deep(32), "depth"),
     "15-duplicate-key": (b'{"instruction": "x", "output": "a", "output": "b"}', "duplicate_key"),
     "15-duplicate-nested": (
@@ -64,7 +64,7 @@ BAD_ROWS = {
         b'{"instruction": "x", "output": "y", "n": -9223372036854775809}',
         "number",
     ),
-    "19-5000-digits": (b'{"instruction": "x", "output": "y", "n": ' + b"7" * 3000 + b"}", "number"),
+    "19-5000-digits": (b'{"instruction": "x", "output": "y", "n": ' + b"7" * 5000 + b"}", "number"),
     "20-1e400": (b'{"instruction": "x", "output": "y", "n": 1e400}', "number"),
     "21-number-for-text": (b'{"instruction": 5, "output": "y"}', "type"),
     "22-list-for-text": (b'{"instruction": ["x"], "output": "y"}', "type"),
@@ -120,34 +120,19 @@ def test_depth_32_is_allowed_and_33_is_not(read_bytes):
     assert source.reasons == ["depth"]
 
 
-def test_13_nesting_of_100000_is_quarantined_without_a_crash(read_bytes):
-    source = read_bytes(GOOD + b"\n" + deep(100_000) + b"\n")
-
-    assert source.reasons == ["depth"]
-    assert source.quarantined["raw_size"].to_pylist() == [len(deep(100_000))]
-    assert len(source.quarantined["raw"][0].as_py()) == 64 * 1024
-
-
-def test_19_more_digits_than_python_reads_are_quarantined(read_bytes):
-    row = b'{"instruction": "x", "output": "y", "n": ' + b"7" * 5000 + b"}"
-    assert sys.get_int_max_str_digits() < 5000
-
-    assert read_bytes(GOOD + b"\n" + row).reasons == ["number"]
-
-
-def test_3_truncated_last_line_is_quarantined_and_flags_the_file(read_bytes):
-    source = read_bytes(GOOD + b"\n" + ALSO_GOOD[:30])
-
-    assert source.reasons == ["json"]
-    assert "the file ends inside this row" in source.quarantined["detail"][0].as_py()
-    assert source.notes["truncated_files"] == 1
-
-
-def test_3_truncated_array_is_quarantined_and_flags_the_file(read_bytes):
-    source = read_bytes(b"[" + GOOD + b",\n" + ALSO_GOOD[:30], "rows.json")
+@pytest.mark.parametrize(
+    ("name", "data", "said"),
+    [
+        ("rows.jsonl", GOOD + b"\n" + ALSO_GOOD[:30], "the file ends inside this row"),
+        ("rows.json", b"[" + GOOD + b",\n" + ALSO_GOOD[:30], ""),
+    ],
+)
+def test_3_a_truncated_last_row_is_quarantined_and_flags_the_file(name, data, said, read_bytes):
+    source = read_bytes(data, name)
 
     assert source.validated.num_rows == 1
     assert source.reasons == ["json"]
+    assert said in source.quarantined["detail"][0].as_py()
     assert source.notes["truncated_files"] == 1
 
 
@@ -372,12 +357,6 @@ def flipped(data: bytes, at: int) -> bytes:
     return bytes(changed)
 
 
-def parquet(*rows: dict[str, object]) -> bytes:
-    sink = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(rows), sink)
-    return sink.getvalue()
-
-
 def table_of(text: pa.Array) -> pa.Table:
     return pa.Table.from_arrays([text, text], names=["instruction", "output"])
 
@@ -415,10 +394,10 @@ REFUSED_FILES = {
     "40-zeros-after-gz": ("rows.jsonl.gz", GZ + bytes(100), "followed by garbage"),
     "40-garbage-after-zst": ("rows.jsonl.zst", ZST + b"garbage!", "damaged"),
     "46-fake-parquet": ("rows.parquet", GOOD, "not Parquet: it is text"),
-    "46-damaged-parquet": ("rows.parquet", parquet({"text": "x"})[:-20], "damaged Parquet"),
+    "46-damaged-parquet": ("rows.parquet", parquet([{"text": "x"}])[:-20], "damaged Parquet"),
     "46-shapeless-parquet": (
         "rows.parquet",
-        parquet({"height": 1.0, "weight": 2.0}),
+        parquet([{"height": 1.0, "weight": 2.0}]),
         r"'height', 'weight'.*no known format",
     ),
     "46-latin-1-in-parquet": (
@@ -450,21 +429,21 @@ def test_a_right_zst_checksum_is_accepted(read_bytes):
     assert read_bytes(ZST_WITH_CHECKSUM, "rows.jsonl.zst").validated.num_rows == 1
 
 
-@pytest.mark.parametrize("name", ["rows.jsonl.gz", "rows.jsonl"])
-def test_41_and_43_gzip_members_are_joined_and_its_magic_beats_the_name(name, read_bytes):
-    data = gzip.compress(GOOD + b"\n") + gzip.compress(ALSO_GOOD + b"\n")
-
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("rows.jsonl.gz", gzip.compress(GOOD + b"\n") + gzip.compress(ALSO_GOOD + b"\n")),
+        ("rows.jsonl", gzip.compress(GOOD + b"\n" + ALSO_GOOD + b"\n")),
+        ("rows.jsonl.gz", GOOD + b"\n" + ALSO_GOOD),
+    ],
+    ids=["two members", "gzip named jsonl", "text named gz"],
+)
+def test_41_and_42_and_43_gzip_is_known_by_its_magic_and_members_are_joined(name, data, read_bytes):
     source = read_bytes(data, name)
 
     assert source.validated.num_rows == 2
-    assert source.notes == ({} if name.endswith(".gz") else {"misnamed_compression": 1})
-
-
-def test_42_plain_text_named_gz_is_read_and_noted(read_bytes):
-    source = read_bytes(GOOD, "rows.jsonl.gz")
-
-    assert source.validated.num_rows == 1
-    assert source.notes == {"misnamed_compression": 1}
+    is_named_so = name.endswith(".gz") == (data[:2] == GZ[:2])
+    assert source.notes == ({} if is_named_so else {"misnamed_compression": 1})
 
 
 @pytest.mark.parametrize("compress", [gzip.compress, zstd], ids=["gz", "zst"])
@@ -720,7 +699,7 @@ def test_63_a_name_that_is_no_unicode_is_refused(name, tmp_path, read):
     ("name", "before", "after"),
     [
         ("rows.jsonl", GOOD, ALSO_GOOD[: len(GOOD)]),
-        ("rows.parquet", parquet({"text": "x"}), parquet({"text": "x"}, {"text": "x"})),
+        ("rows.parquet", parquet([{"text": "x"}]), parquet([{"text": "x"}] * 2)),
     ],
 )
 def test_65_a_file_that_changed_since_the_scan_is_refused(name, before, after, tmp_path):

@@ -216,12 +216,6 @@ def test_the_table_is_named_where_there_are_several(sqlite):
         scan_source(SourceConfig(path=str(path), table="row"))
 
 
-def test_a_trigger_does_not_run(sqlite, read):
-    path = sqlite(*ROWS, "CREATE TRIGGER t AFTER INSERT ON rows BEGIN DELETE FROM rows; END")
-
-    assert read(path).texts == QA
-
-
 @pytest.mark.parametrize("place", [16, 4096])
 def test_a_damaged_file_is_an_error_that_names_it(place, sqlite):
     path = sqlite(*ROWS)

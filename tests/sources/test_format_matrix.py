@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.csv
-import pyarrow.parquet as pq
 import pytest
 
 from packhouse.read.row_formats import row_formats
 from packhouse.recipe.sections import ROW_FORMATS
+from tests.sources.conftest import lines, parquet
 
 TALK = [("user", "Two & two?"), ("assistant", 'It is "4",\nI think.')]
 ANSWER = TALK[1][1]
@@ -84,10 +84,6 @@ def as_json(rows):
     return json.dumps(rows, indent=2).encode()
 
 
-def as_lines(rows):
-    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
-
-
 def as_delimited(rows, delimiter):
     flat = [
         {key: v if isinstance(v, str | int) else json.dumps(v) for key, v in row.items()}
@@ -96,12 +92,6 @@ def as_delimited(rows, delimiter):
     sink = io.BytesIO()
     options = pa.csv.WriteOptions(delimiter=delimiter, quoting_style="needed")
     pa.csv.write_csv(pa.Table.from_pylist(flat), sink, options)
-    return sink.getvalue()
-
-
-def as_parquet(rows):
-    sink = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(rows), sink)
     return sink.getvalue()
 
 
@@ -114,11 +104,11 @@ def as_arrow(rows, new=pa.ipc.new_file):
 
 FILES = {
     "rows.json": as_json,
-    "rows.jsonl": as_lines,
-    "rows.ndjson": as_lines,
+    "rows.jsonl": lines,
+    "rows.ndjson": lines,
     "rows.csv": lambda rows: as_delimited(rows, ","),
     "rows.tsv": lambda rows: as_delimited(rows, "\t"),
-    "rows.parquet": as_parquet,
+    "rows.parquet": parquet,
     "rows.arrow": as_arrow,
     "rows.feather": lambda rows: as_arrow(rows, pa.ipc.new_stream),
 }

@@ -12,7 +12,7 @@ from packhouse.read.compression import lines_at, lines_of_rows
 from packhouse.recipe import SourceConfig
 from tests.sources.workbook_files import workbook
 
-ROWS = [{"question": f"问题 {n}?", "answer": f"答案 {n}"} for n in range(40)]
+ROWS = [{"question": f"问题 {n}?", "answer": f"答案 {n}"} for n in range(20)]
 TEXTS = [[("user", row["question"]), ("assistant", row["answer"])] for row in ROWS]
 LINES = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ROWS)
 PRETTY = "\n".join(json.dumps(row, indent=2) for row in ROWS).encode()
@@ -175,8 +175,8 @@ def test_an_object_that_is_cut_off_is_noted(read_bytes):
     "data",
     [
         b"".join(orjson.dumps([row]) + b"\n" for row in ROWS),
-        orjson.dumps({"n": 40, "my rows": ROWS}),
-        orjson.dumps({"n": 40, "rows": ROWS[:1] * 40}, option=orjson.OPT_INDENT_2),
+        orjson.dumps({"n": 20, "my rows": ROWS}),
+        orjson.dumps({"n": 20, "rows": ROWS[:1] * 20}, option=orjson.OPT_INDENT_2),
         LINES.encode("utf-16"),
     ],
 )
@@ -309,7 +309,7 @@ def test_a_folder_leaves_workbooks_out(tmp_path, read):
         ("a.jsonl.gz", gzip.compress(b'\n{"text": "a"}\n\n{"text": 1}', mtime=0), "utf-8", 4),
         ("a.json", b'[\n{"text": "a"},\n\n{\n"text":\n1}\n]', "utf-8", 4),
         ("a.jsonl", '{"text": "\u4f60"}\n\n{"text": 1}\n'.encode("gb18030"), "gb18030", 3),
-        ("a.json", PRETTY + b'\n\n{\n"question": 1}', "utf-8", 162),
+        ("a.json", PRETTY + b'\n\n{\n"question": 1}', "utf-8", 82),
     ],
 )
 def test_a_bad_row_is_found_by_the_line_on_which_it_begins(

@@ -178,11 +178,3 @@ def test_a_verdict_is_true_or_false(label, tmp_path):
     row = {"prompt": "q", "completion": "a", "label": label}
 
     assert read(tmp_path, row, format="kto").quarantined["reason"].to_pylist() == ["label"]
-
-
-def test_auto_reads_the_chosen_answer_as_before(tmp_path):
-    row = {"prompt": "q", "chosen": "a", "rejected": "b"}
-    found = read(tmp_path, row, format="auto")
-
-    assert turns(found.validated) == [[("user", "q", None), ("assistant", "a", None)]]
-    assert found.rejected is None

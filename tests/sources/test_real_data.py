@@ -1,4 +1,4 @@
-"""Real files: which of their known defects are found, and a few texts."""
+"""Real files: which of their known defects are found, and a few texts; OASST: test_trees.py."""
 
 import json
 
@@ -29,22 +29,6 @@ def test_alpaca_is_read_except_its_28_empty_outputs(shared, read):
         assert user["content"] == raw[row]["instruction"]
         assert user.get("context", "") == raw[row]["input"]
         assert assistant["content"] == raw[row]["output"]
-
-
-def test_every_tree_of_oasst_gives_its_best_path_or_all_of_them(shared, read):
-    path = shared / "data" / "oasst_en_100_message.jsonl"
-    trees = [json.loads(line) for line in path.read_bytes().splitlines()]
-
-    best, every = read(path), read(path, oasst_paths="all")
-
-    assert best.texts[0][0] == ("user", trees[0]["text"])
-    top = min(trees[0]["replies"], key=lambda reply: reply["rank"])
-    assert best.texts[0][1] == ("assistant", top["text"])
-    assert every.validated.num_rows == 100 + every.extra_paths
-    assert set(best.validated["record_id"].to_pylist()) <= set(
-        every.validated["record_id"].to_pylist()
-    )
-    assert len(set(every.validated["group_key"].to_pylist())) <= 100
 
 
 def test_windows_line_ends_of_sst2_do_not_reach_the_text(shared, read):

@@ -2,7 +2,6 @@
 
 import gzip
 import json
-from dataclasses import asdict
 from functools import partial
 
 import orjson
@@ -10,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from packhouse.errors import SourceError
-from packhouse.read import SourceShard, scan_source
+from packhouse.read import scan_source
 from packhouse.recipe import SourceConfig
 
 zstd = partial(pa.compress, codec="zstd", asbytes=True)
@@ -65,15 +64,15 @@ def test_appended_rows_leave_earlier_shards_as_they_were(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", WRITERS)
-@pytest.mark.parametrize("max_shard_bytes", [1, 1000])
-def test_the_rows_do_not_depend_on_the_shard_size(name, max_shard_bytes, read_bytes):
-    data = WRITERS[name](ROWS)
+@pytest.mark.parametrize(("max_shard_bytes", "num_rows"), [(1, 30), (1000, 200)])
+def test_the_rows_do_not_depend_on_the_shard_size(name, max_shard_bytes, num_rows, read_bytes):
+    data = WRITERS[name](ROWS[:num_rows])
     whole = read_bytes(data, name)
 
     cut = read_bytes(data, name, max_shard_bytes=max_shard_bytes)
 
-    assert whole.validated.num_rows == 200
-    assert len(cut.shards) > len(data) // max(max_shard_bytes, 1000) - 1
+    assert whole.validated.num_rows == num_rows
+    assert len(cut.shards) >= (num_rows if max_shard_bytes == 1 else len(data) // 1000)
     assert cut.validated.equals(whole.validated)
 
 
@@ -110,22 +109,6 @@ def test_the_order_of_rows_changes_neither_names_nor_groups(read_bytes):
 
     for column in ("record_id", "group_key", "messages"):
         assert forth.validated[column].to_pylist() == back.validated[column].to_pylist()[::-1]
-
-
-def test_shards_survive_json(read_bytes):
-    source = read_bytes(as_csv(ROWS), "rows.csv", max_shard_bytes=3000)
-
-    for shard in source.shards:
-        assert SourceShard(**json.loads(json.dumps(asdict(shard)))) == shard
-
-
-def test_row_numbers_and_bytes_run_on_from_shard_to_shard(read_bytes):
-    source = read_bytes(as_jsonl(ROWS), max_shard_bytes=1000)
-
-    for before, after in zip(source.shards, source.shards[1:], strict=False):
-        assert after.row_start == before.row_start + before.num_rows
-        assert after.byte_start == before.byte_end
-    assert source.validated["row"].to_pylist() == list(range(200))
 
 
 def test_text_after_an_array_is_refused_with_its_place(read_bytes):

@@ -1,15 +1,11 @@
 """Source settings `where` and `select`: rows kept, dropped, quarantined and changed."""
 
-import csv
-import io
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import orjson
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from packhouse.addons import quality
@@ -19,6 +15,7 @@ from packhouse.read.where_select import expression_key
 from packhouse.recipe import SourceConfig, ValidateConfig
 from packhouse.recipe.recipe_file import parse_recipe
 from packhouse.run.steps.validate import ValidateParameters
+from tests.sources.conftest import delimited, lines, parquet
 
 pytest.importorskip("duckdb")
 
@@ -30,25 +27,6 @@ ROWS: list[dict[str, Any]] = [
 ]
 
 
-def lines(rows: list[Any]) -> bytes:
-    return b"".join(orjson.dumps(row) + b"\n" for row in rows)
-
-
-def table_of(rows: list[dict[str, Any]]) -> bytes:
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    sink = io.BytesIO()
-    pq.write_table(pa.table({n: pa.array([r.get(n) for r in rows]) for n in names}), sink)
-    return sink.getvalue()
-
-
-def delimited(rows: list[dict[str, Any]]) -> bytes:
-    sink = io.StringIO(newline="")
-    writer = csv.DictWriter(sink, list(rows[0]))
-    writer.writeheader()
-    writer.writerows(rows)
-    return sink.getvalue().encode()
-
-
 SELECT = {"instruction": "title || chr(10) || body", "output": "answer"}
 
 
@@ -57,7 +35,7 @@ SELECT = {"instruction": "title || chr(10) || body", "output": "answer"}
     [
         ("rows.jsonl", lines(ROWS)),
         ("rows.json", json.dumps(ROWS).encode()),
-        ("rows.parquet", table_of(ROWS)),
+        ("rows.parquet", parquet(ROWS)),
     ],
 )
 def test_rows_are_kept_by_where_and_get_the_fields_of_select(name, data, read_bytes):
@@ -149,7 +127,7 @@ def test_a_row_that_select_fails_on_is_shown_as_it_is_in_the_file(read_bytes):
     rows = [{"q": "1", "a": "x"}, {"q": "one", "a": "y"}]
     select = {"prompt": "cast(cast(q as int) as varchar)", "completion": "a"}
 
-    found = read_bytes(table_of(rows), "rows.parquet", select=select)
+    found = read_bytes(parquet(rows), "rows.parquet", select=select)
 
     assert found.texts == [[("user", "1"), ("assistant", "x")]]
     assert found.reasons == ["expression"]
@@ -193,6 +171,14 @@ def test_each_row_is_counted_by_the_first_expression_that_leaves_it_out(read_byt
     assert turned.validated["row"].to_pylist() == [0, 5]
     assert [row["detail"] for row in turned.dropped.to_pylist()] == [lang] * 4
     assert turned.quarantined.num_rows == 0
+
+
+def test_a_list_of_where_whose_first_expression_keeps_no_row(read_bytes):
+    rows = [{"text": "t0"}, {"text": "t1"}]
+
+    found = read_bytes(lines(rows), where=["false", "cast(text as int) > 0"])
+
+    assert [row["detail"] for row in found.dropped.to_pylist()] == ["false", "false"]
 
 
 @pytest.mark.parametrize(
@@ -285,6 +271,12 @@ def test_files_of_a_source_have_one_type_for_a_column(tmp_path: Path, read):
     found = read(tmp_path, where="n < '2'")  # as texts: '10' < '2' < '9'
 
     assert found.validated["source"].to_pylist() == [f"{tmp_path.name}/a.jsonl"]
+
+
+def test_a_row_that_is_no_object_is_quarantined(read_bytes):
+    found = read_bytes(lines([{"text": "t"}, [1], 7]), where="text = 't'", format="text")
+
+    assert found.reasons == ["not_an_object", "not_an_object"]
 
 
 def test_where_filters_before_the_shape_of_rows_is_looked_for(read_bytes):

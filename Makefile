@@ -80,7 +80,7 @@ e2e: $(TEST_STAMP) ## run the tests with PostgreSQL, S3, Prefect servers, worker
 
 load: $(TEST_STAMP) ## start RUNS (200) flow runs, AT_ONCE (20) at a time, on PostgreSQL: 10 min
 	$(BIN)/python -m tests.load.load --runs $(or $(RUNS),200) --at-once $(or $(AT_ONCE),20) \
-		$(if $(PROCESSES),--processes) $(if $(NOTHING),--nothing) $(if $(PLAIN),--plain)
+		$(if $(PROCESSES),--processes) $(if $(NOTHING),--nothing)
 	$(BIN)/python -m pytest -rs -m soak tests/load
 
 audit: $(TEST_STAMP) ## list known vulnerabilities of the pinned packages (asks PyPI)

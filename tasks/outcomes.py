@@ -126,10 +126,11 @@ def is_approved(outcome: Outcome, message: str, version: str, *, is_new: bool) -
             for state, after in pairwise(history)
             if state.is_paused() and version_asked(state) == version
         ]
-        # It may also have been cancelled and run again.
         if answers and answers[-1].name == "Resuming":
             return True
-        if not (is_new or is_repeated()):
+        # A question that was cancelled is asked again if its run is run again. Prefect counts that
+        # run as resumed, not as repeated.
+        if not (is_new or answers or is_repeated()):
             return False
         # No hook runs if somebody cancels a paused run, so a tag with an outcome would stay.
         tag_run(version=version, outcome="")

@@ -2,13 +2,10 @@
 
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 
-from bench import row_walk, size
 from bench.prose import hits
 from bench.simulate import Cluster, Step, main, simulate
 
@@ -57,12 +54,6 @@ def test_four_equal_tasks_on_two_workers_take_twice_a_task():
     assert (outcome.worked_s, outcome.lost_s, outcome.num_retries) == (120.0, 0.0, 0)
 
 
-def test_handing_out_jobs_one_by_one_limits_many_workers():
-    step = Step(name="format", num_tasks=100, jobs_per_task=1, job_s=1.0)
-    outcome = simulate(step, Cluster(workers=1000, **CALM | {"handout_s": 0.5}), seed=0)
-    assert outcome.makespan_s == pytest.approx(100 * 0.5 + 1.0)
-
-
 def test_a_worker_that_dies_loses_one_job_and_its_task_goes_on():
     step = Step(name="format", num_tasks=8, jobs_per_task=10, job_s=60.0)
     cluster = Cluster(workers=4, **CALM | {"hours_to_failure": 0.2})
@@ -80,33 +71,3 @@ def test_the_same_seed_prints_the_same_table(capsys):
         tables.append(capsys.readouterr().out)
     assert tables[0] == tables[1] != tables[2]
     assert tables[0].count("\n") == 4
-
-
-@dataclass
-class Held:
-    texts: object
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        "a zebrafish",
-        b"a zebrafish",
-        ["x", ("a zebrafish",)],
-        {"x": "a zebrafish"},
-        Held(["a zebrafish"]),
-        pa.array(["a zebrafish"]),
-        pa.table({"x": ["a zebrafish"]}),
-    ],
-)
-def test_the_text_of_a_row_is_found_in_any_container(value):
-    assert row_walk.holds(value)
-    assert not row_walk.holds(Held("another animal"))
-
-
-def test_lines_of_code_are_those_that_do_something(tmp_path):
-    module = tmp_path / "module.py"
-    module.write_text('"""Says what."""\n\n# Why.\nx = 1  # a note\n\n\ndef _f():\n    """Do."""\n')
-    found = size.measure(module)
-    assert (found["lines"], found["code"], found["comments"]) == (8, 2, 1)
-    assert (found["functions"], found["private"]) == (1, 1)

@@ -20,24 +20,32 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.usefixtures("real_r
 WIDTHS = (360, 1920)
 
 
-@pytest.fixture(scope="module", params=["hostile", "alpaca", "tools"])
-def report(request, tmp_path_factory, real_reports):
-    folder = tmp_path_factory.mktemp(request.param)
-    settings = {"tokenizer": TOKENIZER, "seq_len": 512}
-    if request.param == "hostile":
-        data = folder / "rows.jsonl"
-        write_rows(data)
-        settings |= {"format": {"template": "alpaca"}, "split": {"eval_fraction": 0.2}}
-    else:
-        shared = request.getfixturevalue("shared")
-        names = {"alpaca": "alpaca_data.json", "tools": "reason_tool_use_demo_50.jsonl"}
-        data = shared / "data" / names[request.param]
-        settings |= {"tokenizer": shared / "tokenizers" / "qwen3", "seq_len": 4096}
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory, real_reports):
+    folder = tmp_path_factory.mktemp("hostile")
+    write_rows(folder / "rows.jsonl")
+    how = {"format": {"template": "alpaca"}, "split": {"eval_fraction": 0.2}}
+    return published(folder, folder / "rows.jsonl", tokenizer=TOKENIZER, seq_len=512, **how)
+
+
+@pytest.fixture(scope="module")
+def tools(tmp_path_factory, real_reports, shared):
+    data = shared / "data" / "reason_tool_use_demo_50.jsonl"
+    how = {"tokenizer": shared / "tokenizers" / "qwen3", "seq_len": 4096}
+    return published(tmp_path_factory.mktemp("tools"), data, **how)
+
+
+@pytest.fixture(scope="module", params=["hostile", "tools"])
+def report(request):
+    return request.getfixturevalue(request.param)
+
+
+def published(folder, data, **settings):
     version = prepare_in(folder, data, **settings, validate={"max_quarantined": 0.5})
-    (published,) = (folder / "store" / version.dataset / "v" / version.id / "report").iterdir()
-    if "vega" not in published.read_text("utf-8"):
+    (page,) = (folder / "store" / version.dataset / "v" / version.id / "report").iterdir()
+    if "vega" not in page.read_text("utf-8"):
         pytest.skip("no packhouse/addons/report/vega.js here: python hatch_build.py")
-    return published
+    return page
 
 
 def opened(page: Page, report: Path, width: int = 1400, scheme: str = "light") -> Any:
@@ -199,18 +207,8 @@ def test_two_versions_of_hostile_rows_are_compared_and_run_nothing(page, tmp_pat
     assert driver.get_log("browser") == []
 
 
-def test_hostile_texts_are_shown_as_they_are(page, tmp_path):
-    write_rows(tmp_path / "rows.jsonl")
-    version = prepare_in(
-        tmp_path,
-        tmp_path / "rows.jsonl",
-        tokenizer=TOKENIZER,
-        seq_len=512,
-        format={"template": "alpaca"},
-        validate={"max_quarantined": 0.5},
-    )
-    (published,) = (tmp_path / "store" / "rows" / "v" / version.id / "report").iterdir()
-    driver = opened(page, published)
+def test_hostile_texts_are_shown_as_they_are(page, hostile):
+    driver = opened(page, hostile)
     for text in (TEXTS[0], TEXTS[2], TEXTS[6], TEXTS[7]):
         field = driver.find_element("id", "find")
         field.clear()

@@ -46,6 +46,16 @@ def place(tmp_path, finished):
     return tmp_path
 
 
+@pytest.fixture
+def small(tmp_path):
+    """The same with 25 good rows and an empty cache."""
+    shutil.copytree(DEMO, tmp_path, dirs_exist_ok=True)
+    for name, num_rows in (("chats.jsonl", 10), ("instructions.jsonl", 15)):
+        rows = (tmp_path / name).read_bytes().splitlines(keepends=True)
+        (tmp_path / name).write_bytes(b"".join(rows[:num_rows]))
+    return tmp_path
+
+
 def run(place, cache, *options):
     return CliRunner().invoke(cli, [*arguments(place, cache), *options])
 
@@ -103,6 +113,15 @@ def test_published_then_unchanged_then_changed_each_with_code_0(place):
     assert (again.exit_code, facts(place)["outcome"]) == (0, "unchanged")
     assert f"'latest' already points to {first}" in again.output
     assert "**Nothing changed**" in (place / "s.md").read_text()
+    assert cases(place) == {
+        "plan": "ok",
+        "golden": "skipped",
+        "quarantine": "ok",
+        "audit": "ok",
+        "schema": "skipped",
+        "drift": "skipped",
+        "publish": "skipped",
+    }
 
     add_row(place)
     done = run(place, place / "cache", "--set", "pack.seq_len=256")
@@ -113,13 +132,6 @@ def test_published_then_unchanged_then_changed_each_with_code_0(place):
     assert "| audit.max_duplicates | passed | " in page
     assert "| drift.lengths | passed | " in page
     assert ref(place) != first
-
-
-def test_approval_leaves_the_ref(place):
-    assert run(place, place / "cache", "--approval").exit_code == 0
-    assert facts(place)["outcome"] == "waiting"
-    assert ref(place) is None
-    assert ref(place, "latest.candidate") == facts(place)["version"]
 
 
 def test_small_steps_of_a_candidate_add_up_to_its_distance_from_latest(place):
@@ -160,10 +172,6 @@ def test_small_steps_of_a_candidate_add_up_to_its_distance_from_latest(place):
 
     assert refresh_with(190) == (0, "waiting", 0.016)  # the sources went back
     assert ref(place, "latest.candidate") == first
-    assert refresh_with(190) == (0, "waiting", 0.016)
-
-    assert refresh_with(40)[:2] == (7, "held")  # far from the candidate too, which moves
-    assert ref(place, "latest.candidate") == facts(place)["version"] not in (first, second)
 
 
 def test_a_candidate_that_would_break_readers_of_latest_is_held(place):
@@ -186,9 +194,7 @@ def test_a_candidate_that_would_break_readers_of_latest_is_held(place):
         ("validate.max_quarantined=0", 4, "quarantine", "refused"),
         ("audit.max_duplicates=0", 4, "audit", "refused"),
         ("pack.sequence_length=1", 2, "plan", "failed"),
-        ("tokenizer=/nowhere", 3, "plan", "failed"),
         ("sources.0.path=/nowhere.jsonl", 3, "plan", "failed"),
-        ("publish.store=s3://a:b@c/d", 2, "plan", "failed"),
     ],
 )
 def test_every_refusal_has_a_code_a_gate_and_summaries(override, code, gate, outcome, place):
@@ -228,18 +234,6 @@ def test_a_published_version_is_checked_against_the_current_limits(
     page = (place / "s.md").read_text()
     assert "**Nothing changed**: only the gates are checked." in page
 
-    assert run(place, cache).exit_code == 0
-    assert facts(place)["outcome"] == "unchanged"
-    assert cases(place) == {
-        "plan": "ok",
-        "golden": "skipped",
-        "quarantine": "ok",
-        "audit": "ok",
-        "schema": "skipped",
-        "drift": "skipped",
-        "publish": "skipped",
-    }
-
 
 def test_a_gate_shows_its_value_its_limit_and_its_time(place):
     assert run(place, place / "cache").exit_code == 0
@@ -272,8 +266,7 @@ def unreachable(*arguments):
     raise TransientError("no answer")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_job_that_a_signal_ends_in_the_middle_leaves_summaries(number, place):
+def test_a_job_that_a_signal_ends_in_the_middle_leaves_summaries(place):
     """A pipeline stops a job with SIGTERM when its time is up."""
     shutil.rmtree(place / "cache")
     program = (
@@ -297,18 +290,18 @@ def test_a_job_that_a_signal_ends_in_the_middle_leaves_summaries(number, place):
     )
     try:
         assert job.stdout.readline() == "here\n", job.communicate()
-        job.send_signal(number)
+        job.send_signal(signal.SIGTERM)
         _, said = job.communicate(timeout=100)
     finally:
         job.kill()
-    assert job.returncode == 128 + number
-    assert f"stopped by {number.name}; finished steps are kept. To continue, run:" in said
+    assert job.returncode == 143
+    assert "stopped by SIGTERM; finished steps are kept. To continue, run:" in said
     assert said.splitlines()[-1].startswith(f"  packhouse ci {place}/recipe.yaml --set ")
-    assert (facts(place)["outcome"], facts(place)["exit_code"]) == ("interrupted", 128 + number)
+    assert (facts(place)["outcome"], facts(place)["exit_code"]) == ("interrupted", 143)
     assert cases(place) == {"plan": "ok", **dict.fromkeys(GATES[1:], "skipped"), "run": "error"}
     page = (place / "s.md").read_text()
-    assert f"### packhouse: stopped by {number.name} before the run ended" in page
-    assert f"| publish | not reached |  |  | stopped by {number.name} |" in page
+    assert "### packhouse: stopped by SIGTERM before the run ended" in page
+    assert "| publish | not reached |  |  | stopped by SIGTERM |" in page
     assert not (place / "store" / "demo" / "v").exists()
     assert run(place, place / "cache").exit_code == 0
     steps = {row["step"]: row for row in facts(place)["result"]["steps"]}
@@ -399,11 +392,8 @@ def bucket():
         yield client
 
 
-@pytest.mark.parametrize("kind", ["file", "s3"])
-def test_jobs_without_a_common_disk_share_their_steps(kind, place, monkeypatch, request):
-    mirror = f"file://{place / 'mirror'}"
-    if kind == "s3":
-        client, mirror = request.getfixturevalue("bucket"), "s3://ci-cache/pre/steps"
+def test_jobs_without_a_common_disk_share_their_steps(small, bucket, monkeypatch):
+    place, mirror = small, "s3://ci-cache/pre/steps"
     monkeypatch.setenv("PACKHOUSE_CACHE", str(place / "cache"))
     assert run(place, mirror).exit_code == 0
     shutil.rmtree(place / "store")
@@ -413,17 +403,13 @@ def test_jobs_without_a_common_disk_share_their_steps(kind, place, monkeypatch, 
     steps = {row["step"]: row for row in facts(place)["result"]["steps"]}
     assert all(row["cached"] == row["jobs"] for name, row in steps.items() if name != "publish")
     assert facts(place)["notes"] == []
-    if kind == "s3":
-        keys = [item["Key"] for item in client.list_objects_v2(Bucket="ci-cache")["Contents"]]
-        assert any(key.startswith("pre/steps/tokenize/") for key in keys)
+    keys = [item["Key"] for item in bucket.list_objects_v2(Bucket="ci-cache")["Contents"]]
+    assert any(key.startswith("pre/steps/tokenize/") for key in keys)
 
 
-def done_already(place):
-    return {step: tuple(counts) for step, counts in facts(place)["plan"]["cached"].items()}
-
-
-def test_a_mirror_that_does_not_answer_is_skipped_and_reported_once(place, monkeypatch):
+def test_a_mirror_that_does_not_answer_is_skipped_and_reported_once(small, monkeypatch):
     """A port on which nothing listens; planning, fetching and writing share one note."""
+    place = small
     for name, value in (("URL", f"http://127.0.0.1:{free_port()}"), ("URL_S3", "")):
         monkeypatch.setenv(f"AWS_ENDPOINT_{name}", value)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
@@ -431,7 +417,7 @@ def test_a_mirror_that_does_not_answer_is_skipped_and_reported_once(place, monke
     monkeypatch.setenv("PACKHOUSE_CACHE", str(place / "another"))
     assert run(place, "s3://bucket/steps").exit_code == 0
     assert ref(place)
-    assert {done for done, _ in done_already(place).values()} == {0}
+    assert {done for done, _ in facts(place)["plan"]["cached"].values()} == {0}
     (note,) = facts(place)["notes"]
     assert (
         "the step mirror failed, so the rest of this run computes its steps here: s3://bucket"
@@ -445,7 +431,8 @@ def published(place):
     return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
 
 
-def test_a_key_that_may_only_read_the_mirror_costs_the_writing_and_not_the_run(place, monkeypatch):
+def test_a_key_that_may_only_read_the_mirror_costs_the_writing_and_not_the_run(small, monkeypatch):
+    place = small
     mirror = f"file://{place / 'mirror'}"
     monkeypatch.setenv("PACKHOUSE_CACHE", str(place / "new"))
     monkeypatch.setattr("packhouse.addons.mirrors.file_body", refuse)

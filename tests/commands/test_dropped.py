@@ -81,7 +81,7 @@ def test_another_machine_reports_that_it_has_no_texts(version, tmp_path):
     assert call(version, tmp_path / "cache", "--reason", "json").exit_code == 2
 
 
-@pytest.fixture(params=["jsonl", "csv", "parquet"])
+@pytest.fixture
 def filtered(request, tmp_path):
     """A version of a file with three of its rows left out by `where`; its path and its recipe."""
     path = tmp_path / f"talk.{request.param}"
@@ -130,6 +130,7 @@ def raw_of(version, *options: str) -> tuple[list[dict], str]:
     return [json.loads(line) for line in done.stdout.splitlines()], done.stderr
 
 
+@pytest.mark.parametrize("filtered", ["jsonl", "csv", "parquet"], indirect=True)
 def test_filtered_rows_are_shown_as_they_stand_in_their_file(filtered, tmp_path):
     version, _, _ = filtered
     cache, elsewhere = ["--cache", str(tmp_path / "cache")], ["--cache", str(tmp_path / "other")]
@@ -141,6 +142,7 @@ def test_filtered_rows_are_shown_as_they_stand_in_their_file(filtered, tmp_path)
     assert "raw" not in raw_of(version, *elsewhere)[0][0]
 
 
+@pytest.mark.parametrize("filtered", ["jsonl", "parquet"], indirect=True)
 def test_a_file_that_changed_gives_no_text(filtered, tmp_path):
     version, path, recipe = filtered
     cache = ["--cache", str(tmp_path / "cache")]

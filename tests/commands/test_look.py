@@ -228,13 +228,6 @@ def test_rows_that_cannot_be_shown_are_reported(version, call, publish):
     assert "talks.jsonl'. Raise --records to see more." in done.stderr
 
 
-def test_a_pack_that_is_not_there_is_a_mistake(version):
-    for words in (["inspect", "--pack", "99"], ["trace", "--pack", "99", "--token", "0"]):
-        done = CliRunner().invoke(cli, [words[0], version.uri, *words[1:]])
-        assert done.exit_code == 2
-        assert "train has no pack 99. Its last pack is " in done.output
-
-
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pairs")

@@ -33,12 +33,6 @@ def test_dataset_is_named_like_its_recipe(path):
     assert load(path).dataset == path.stem
 
 
-def test_dataset_names_are_unique():
-    names = [load(path).dataset for path in RECIPES]
-
-    assert len(set(names)) == len(names)
-
-
 @pytest.mark.parametrize("path", RECIPES[:-1], ids=lambda path: path.stem)
 def test_the_recipe_names_existing_sources_and_tokenizers(path, shared, monkeypatch):
     monkeypatch.setenv("PACKHOUSE_SHARED", str(shared))

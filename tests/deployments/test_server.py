@@ -12,22 +12,20 @@ import sqlalchemy as sa
 from prefect.server.database.dependencies import provide_database_interface
 from deployments.server import begin_as_write
 
-if {as_write}:
-    begin_as_write()
-
 async def write(db):
     async with db.session_context(begin_transaction=True) as session:
         await session.execute(sa.text("insert into rows values (1)"))
 
-async def main():
+async def main(patience):
     db = provide_database_interface()
     async with db.session_context(begin_transaction=True) as session:
+        await session.execute(sa.text("drop table if exists rows"))
         await session.execute(sa.text("create table rows (number int)"))
     try:
         async with db.session_context(begin_transaction=True) as session:
             await session.execute(sa.text("select count(*) from rows"))
             other = asyncio.create_task(write(db))
-            await asyncio.wait([other], timeout={patience})  # it ends only if it need not wait
+            await asyncio.wait([other], timeout=patience)  # it ends only if it need not wait
             await session.execute(sa.text("insert into rows values (2)"))
     except sa.exc.OperationalError as error:
         print(error.orig)
@@ -35,17 +33,19 @@ async def main():
     async with db.session_context() as session:
         print(list(await session.scalars(sa.text("select number from rows order by rowid"))))
 
-asyncio.run(main())
+asyncio.run(main(60))
+begin_as_write()
+asyncio.run(main(1))
 """
 
 
-def transactions(folder, as_write, patience):
+def test_transactions_wait_for_their_turn_and_would_be_refused_without_it(tmp_path):
     settings = {
-        "PREFECT_HOME": str(folder),
-        "PREFECT_API_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{folder}/rows.db",
+        "PREFECT_HOME": str(tmp_path),
+        "PREFECT_API_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{tmp_path}/rows.db",
     }
     done = subprocess.run(
-        [sys.executable, "-c", TRANSACTIONS.format(as_write=as_write, patience=patience)],
+        [sys.executable, "-c", TRANSACTIONS],
         cwd=ROOT,
         env=os.environ | settings,
         capture_output=True,
@@ -53,12 +53,4 @@ def transactions(folder, as_write, patience):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
-
-
-def test_transactions_wait_for_their_turn(tmp_path):
-    assert transactions(tmp_path, as_write=True, patience=1) == ["[2, 1]"]
-
-
-def test_without_it_one_that_has_read_is_refused(tmp_path):
-    assert transactions(tmp_path, as_write=False, patience=60) == ["database is locked", "[1]"]
+    assert done.stdout.splitlines() == ["database is locked", "[1]", "[2, 1]"]

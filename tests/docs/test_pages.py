@@ -27,15 +27,14 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted([ROOT / "README.md", *DOCS.rglob("*.md")])
 DEMO = ROOT / "deployments" / "demo"
-NEEDS = dict.fromkeys(("how-to/trl.md", "how-to/preferences.md"), ("trl", "accelerate"))
-NEEDS["how-to/renderers.md"] = ("renderers",)
+NEEDS = {"how-to/preferences.md": ("trl", "accelerate"), "how-to/renderers.md": ("renderers",)}
 SAYS = {
     "how-to/keep-records-apart.md": "RECORDS SEE EACH OTHER",
     "how-to/pack-in-memory.md": "5 rows, 12 tokens: 1 empty",
     "how-to/megatron.md": "2 splits in one metadata.json\n240 [torch.Size([4, 240])",
 }
-# Run by test_tutorial.py and tests/chain/test_plugins.py.
-SHOWN = {"index.md", "README.md", "get-started.md", "tutorial.md", "plugins.md"}
+# Run by test_tutorial.py, test_pages_train.py and tests/chain/test_plugins.py.
+SHOWN = {"index.md", "README.md", "get-started.md", "tutorial.md", "how-to/trl.md", "plugins.md"}
 
 
 def name_of(page: Path) -> str:

@@ -3,9 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from tests.conftest import find_shared
-from tests.e2e.places import DEMO
 from tests.e2e.stack import BUCKET, Stack, s3_client
+from tests.prepared import DEMO
 
 RAW = f"s3://{BUCKET}/raw"
 
@@ -25,11 +24,6 @@ def upload(stack: Stack, *files: Path) -> None:
             client.upload_file(str(file), BUCKET, f"raw/{file.name}")
     finally:
         client.close()
-
-
-def real_recipe() -> str:
-    """Return the name of a recipe on real data, or of the demo if there is no real data."""
-    return "gsm8k" if find_shared() else "demo"
 
 
 def demo_recipe(dataset: str, **changes: dict[str, Any]) -> dict[str, Any]:

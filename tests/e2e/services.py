@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,8 +26,6 @@ from tests.store.ceph import _accepts, free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
-WORKER = [sys.executable, "deployments/worker.py"]
-PLAIN_WORKER = [str(BIN / "prefect"), "worker", "start"]
 PREFECT_QUIET = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "PREFECT_SERVER_EPHEMERAL_ENABLED": "false",
@@ -230,7 +228,6 @@ def worker(
     folder: Path,
     environment: Mapping[str, str],
     limit: int = 2,
-    program: Sequence[str] = WORKER,
     loses_its_server: bool = False,
 ) -> Iterator["subprocess.Popen[bytes]"]:
     """Start a worker, which creates its process pool, and wait until it reports that it is healthy.
@@ -244,8 +241,8 @@ def worker(
         "PREFECT_WORKER_WEBSERVER_HOST": "127.0.0.1",
         "PREFECT_WORKER_WEBSERVER_PORT": str(port),
     }
-    command = [*program, "--pool", pool, "--type", "process", "--limit", str(limit),
-               "--with-healthcheck"]  # fmt: skip
+    command = [sys.executable, "deployments/worker.py", "--pool", pool, "--type", "process"]
+    command += ["--limit", str(limit), "--with-healthcheck"]
     log = folder / "logs" / "worker.log"
     watch = contextlib.nullcontext() if loses_its_server else watched(log)
     with watch, process(command, log, {**environment, **settings}) as started:

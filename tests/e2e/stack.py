@@ -9,6 +9,7 @@ interface and ends with this process.
 
 import base64
 import contextlib
+import json
 import secrets
 import signal
 import subprocess
@@ -23,7 +24,7 @@ from typing import Any
 import httpx
 
 from tests.e2e import services
-from tests.e2e.places import write_places
+from tests.prepared import DEMO
 from tests.store import ceph
 
 POOL = "packhouse"
@@ -158,6 +159,22 @@ def running(folder: Path, endpoint: str) -> Iterator[Stack]:
             environment=environment,
             api=api,
         )
+
+
+def write_places(folder: Path, bucket: str) -> None:
+    """Write the names for run forms, and the paths that runs may read and write."""
+    raw = f"s3://{bucket}/raw"
+    places = {
+        "sources": {
+            "demo-instructions": f"{raw}/instructions.jsonl",
+            "demo-chats": f"{raw}/chats.jsonl",
+        },
+        "tokenizers": {"demo": str(DEMO / "tokenizer")},
+        "stores": {"main": f"s3://{bucket}"},
+        "recipes": {"demo": str(DEMO / "recipe.yaml")},
+        "allow": {"read": [f"{raw}/"], "write": [f"s3://{bucket}/"]},
+    }
+    (folder / "sources.yaml").write_text(json.dumps(places, indent=1))  # JSON is YAML
 
 
 def client_environment(folder: Path, origin: str, words: Secrets, endpoint: str) -> dict[str, str]:

@@ -23,8 +23,8 @@ import yaml
 
 from tests.e2e import containers, services
 from tests.e2e.deployments import demo_recipe
-from tests.e2e.places import DEMO
 from tests.e2e.stack import BUCKET, Api, missing, s3_client
+from tests.prepared import DEMO
 from tests.store import ceph
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]

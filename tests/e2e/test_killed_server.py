@@ -7,8 +7,8 @@ import psutil
 import pytest
 
 from tests.e2e import services
-from tests.e2e.places import DEMO
 from tests.e2e.stack import Api, Secrets
+from tests.prepared import DEMO
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 

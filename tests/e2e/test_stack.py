@@ -5,7 +5,7 @@ import json
 import pytest
 
 from packhouse import load_packed
-from tests.e2e.deployments import demo_recipe, real_recipe
+from tests.e2e.deployments import demo_recipe
 from tests.e2e.stack import POOL, s3_client
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
@@ -25,7 +25,7 @@ def prepared(deployed):
 
 @pytest.fixture(scope="module")
 def refreshed(deployed):
-    return completed(deployed, "refresh/nightly-refresh", recipe=real_recipe(), store="main")
+    return completed(deployed, "refresh/nightly-refresh", recipe="demo", store="main")
 
 
 def listing(stack, prefix):
@@ -76,18 +76,17 @@ def test_the_run_left_its_account_in_the_ui(stack, prepared):
     assert "no other run works on 'e2e-demo'; starting" in stack.api.logs(prepared["id"])
 
 
-def test_real_data_are_refreshed_and_a_second_refresh_finds_nothing_to_do(stack, refreshed):
-    dataset = real_recipe()
-    versions = listing(stack, f"{dataset}/v/")
+def test_a_recipe_is_refreshed_and_a_second_refresh_finds_nothing_to_do(stack, refreshed):
+    versions = listing(stack, "demo/v/")
     assert versions
-    again = completed(stack, "refresh/nightly-refresh", recipe=dataset, store="main")
+    again = completed(stack, "refresh/nightly-refresh", recipe="demo", store="main")
     assert "unchanged" in markdown(stack, again)
-    assert listing(stack, f"{dataset}/v/") == versions
+    assert listing(stack, "demo/v/") == versions
 
 
 def test_the_weekly_check_verifies_all_versions_from_the_store(stack, prepared, refreshed):
     run = completed(stack, "verify/weekly-verify", store="main")
     (table,) = stack.api.artifacts(run["id"]).values()
     rows = {row["dataset"]: row["intact"] for row in json.loads(table["data"])}
-    assert {"e2e-demo", real_recipe()} <= set(rows)
+    assert {"e2e-demo", "demo"} <= set(rows)
     assert set(rows.values()) == {"yes"}

@@ -1,4 +1,4 @@
-"""Try to forge a turn in 2,000 conversations with each real tokenizer: none succeeds.
+"""Try to forge a turn in 500 conversations with each real tokenizer: none succeeds.
 
 Contents are made of control tokens, headers, thinking marks, pieces of them, Jinja and odd code
 points. The resulting control tokens must be those of the same turns with harmless contents.
@@ -15,7 +15,7 @@ from tests.fuzz.seeds import forged_conversation
 from tests.templates.toys import make_table
 from tests.tokenization.controls import control_ids
 
-NUM_CONVERSATIONS = 2_000
+NUM_CONVERSATIONS = 500
 TOKENIZERS = ["qwen2.5-instruct", "qwen3", "mistral-7b-instruct-v0.3"]
 
 

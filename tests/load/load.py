@@ -11,8 +11,7 @@ database is sampled throughout.
 With `--processes`, packhouse's own worker starts a process for each run, which costs 5 to 8 s of
 CPU before any work. Without it, a worker of the same base class runs each in a thread of its
 process, so 200 runs take minutes on two cores. With `--nothing`, the processes do nothing
-(`tests.load.nothing`), which shows the worker's own work per run. `--plain` starts
-`prefect worker start` instead of deployments/worker.py, for comparison.
+(`tests.load.nothing`), which shows the worker's own work per run.
 """
 
 import argparse
@@ -31,8 +30,8 @@ from typing import Any
 import psutil
 
 from tests.e2e import services
-from tests.e2e.places import DEMO
 from tests.e2e.stack import ENDED, Api, Secrets
+from tests.prepared import DEMO
 from tests.server_logs import watched
 
 POOL = "load"
@@ -288,9 +287,7 @@ def _worker(
     folder: Path, environment: dict[str, str], arguments: argparse.Namespace
 ) -> Iterator[Any]:
     if arguments.processes or arguments.nothing:
-        program = services.PLAIN_WORKER if arguments.plain else services.WORKER
-        limit = arguments.at_once
-        with services.worker(POOL, folder, environment, limit, program) as started:
+        with services.worker(POOL, folder, environment, arguments.at_once) as started:
             yield started
         return
     command = [sys.executable, "-m", "tests.load.thread_worker", POOL, str(arguments.at_once)]
@@ -331,7 +328,6 @@ def main() -> None:
     parser.add_argument("--patience", type=float, default=3600, help="seconds until giving up")
     parser.add_argument("--processes", action="store_true", help="a process for each run")
     parser.add_argument("--nothing", action="store_true", help="the same, and they do nothing")
-    parser.add_argument("--plain", action="store_true", help="with `prefect worker start`")
     outcome = measure(parser.parse_args())
     sys.stdout.write(json.dumps(asdict(outcome), indent=1) + "\n")
     sys.exit(not (outcome.is_sound() and outcome.is_flat()))

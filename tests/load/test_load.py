@@ -1,4 +1,4 @@
-"""A small `make load` and its totals: four runs through the real process worker.
+"""A small `make load` and its totals: three runs through the real process worker.
 
 120 runs that do nothing measure the worker's own memory.
 """
@@ -18,18 +18,18 @@ def test_runs_that_come_together_are_neither_lost_nor_doubled(deployed):
     from tests.e2e.deployments import demo_recipe
     from tests.e2e.stack import BUCKET, s3_client
 
-    recipes = [demo_recipe(f"load-{n // 2}", pack={"seq_len": 600 + n}) for n in range(4)]
+    recipes = [demo_recipe(f"load-{n // 2}", pack={"seq_len": 600 + n}) for n in range(3)]
     started = [deployed.api.start("prepare/form-prepare", recipe=recipe) for recipe in recipes]
     ended = [deployed.api.wait(run_id, 600) for run_id in started]
-    assert [run["state_type"] for run in ended] == ["COMPLETED"] * 4
-    assert [run["run_count"] for run in ended] == [1] * 4
+    assert [run["state_type"] for run in ended] == ["COMPLETED"] * 3
+    assert [run["run_count"] for run in ended] == [1] * 3
     client = s3_client(deployed.environment)
     try:
         found = client.list_objects_v2(Bucket=BUCKET, Prefix="load-")["Contents"]
     finally:
         client.close()
     versions = [key["Key"] for key in found if key["Key"].endswith("/manifest.json")]
-    assert len(versions) == len({key.split("/")[2].split(".")[0] for key in versions}) == 4
+    assert len(versions) == len({key.split("/")[2].split(".")[0] for key in versions}) == 3
 
 
 @pytest.mark.e2e
@@ -37,9 +37,9 @@ def test_runs_that_come_together_are_neither_lost_nor_doubled(deployed):
 @pytest.mark.soak
 @pytest.mark.skipif(find_postgres() is None, reason="no PostgreSQL: apt-get install postgresql")
 def test_memory_of_the_worker_does_not_grow_with_its_runs():
-    """Memory grows by 0.02 MiB per run; with `prefect worker start` (option `plain`), by 0.8."""
+    """Memory grows by 0.02 MiB per run; with `prefect worker start`, by 0.8."""
     # Over a minute and a half: about ten runs, of a MiB each, end between two collections.
     asked = {"runs": 120, "at_once": 20, "spread": 90, "patience": 1500}
-    outcome = measure(Namespace(**asked, processes=False, nothing=True, plain=False))
+    outcome = measure(Namespace(**asked, processes=False, nothing=True))
     assert outcome.is_sound()
     assert outcome.is_flat(), outcome

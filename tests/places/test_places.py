@@ -97,6 +97,13 @@ def test_paths_under_an_allowed_prefix_may_be_read(place, places, folder):
         "hf://datasets/us/raw/a.jsonl",
         "http://169.254.169.254/latest",
         "s3://bucket/open/\\..\\a",
+        "s3://bucket/open/a/%2e%2e/%2e%2e/secret",
+        "s3://bucket/open/a/%252e%252e/secret",
+        "s3://bucket/open/a%2f..%2f..%2fsecret",
+        "s3://bucket/open/a%5c..%5csecret",
+        "s3://bucket/open/a::file:///etc/passwd",
+        "s3://bucket/open/a/../../secret",
+        "s3://bucket/open/a%00b",
         "a\0b",
         "",
     ],
@@ -194,24 +201,6 @@ def test_a_linked_folder_whose_name_looks_like_a_pattern_is_not_followed_outside
         for place in (name, f"{name}/rows.jsonl", f"{name}/*.jsonl", f"{name}/../rows.jsonl"):
             with pytest.raises(ConfigError, match="is outside the allowed prefixes"):
                 places.source(f"{folder}/raw/open/{place}")
-
-
-@pytest.mark.parametrize(
-    "key",
-    [
-        "a/%2e%2e/%2e%2e/secret",
-        "a/%252e%252e/secret",
-        "a%2f..%2f..%2fsecret",
-        "a%5c..%5csecret",
-        "a::file:///etc/passwd",
-        "a/../../secret",
-        "./secret",
-        "a%00b",
-    ],
-)
-def test_keys_that_mean_another_key_are_refused(places, key):
-    with pytest.raises(ConfigError, match="is outside the allowed prefixes"):
-        places.source(f"s3://bucket/open/{key}")
 
 
 def test_a_port_is_no_credential():

@@ -58,11 +58,6 @@ def test_a_secret_block_becomes_an_environment_variable_and_no_parameter(places,
     assert CANARY not in resolved.model_dump_json()
 
 
-def test_a_name_that_the_worker_lacks_is_reported(places):
-    with pytest.raises(ConfigError, match=r"recipe 'demo' is not listed in .*\(known: none\)"):
-        allowed_recipe("demo")
-
-
 def test_a_deployment_takes_the_workers_cache(monkeypatch, tmp_path):
     monkeypatch.setattr("tasks.allowed_places._is_deployed", lambda: True)
     with pytest.raises(ConfigError, match="Leave `cache` empty"):
@@ -176,16 +171,6 @@ def test_runs_that_come_together_make_one_limit_and_none_fails():
         list(runs.map(make, range(6)))
     with get_client(sync_client=True) as client:
         assert client.read_global_concurrency_limit_by_name(name).limit == 1
-
-
-def test_a_limit_that_is_there_is_not_made_again(monkeypatch):
-    from prefect.client.orchestration import get_client
-
-    name = f"packhouse.there.{uuid4().hex[:8]}"
-    with get_client(sync_client=True) as client:
-        make_limit(client, name)
-        monkeypatch.setattr(client, "create_global_concurrency_limit", None)  # not called
-        make_limit(client, name)
 
 
 def test_every_place_of_a_recipe_refuses_credentials_in_its_schema():

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from uuid import uuid4
 
+import psutil
 import pytest
 import yaml
 from fastapi.encoders import jsonable_encoder
@@ -81,6 +82,11 @@ def test_ctrl_c_of_a_terminal_leaves_the_embedded_server_until_the_run_has_ended
     while not (tmp_path / "c" / "steps").exists():
         assert command.poll() is None, command.communicate()
         time.sleep(0.05)  # between checks whether the other process has begun
+    started = {
+        " ".join(each.cmdline()): each.pid for each in psutil.Process(command.pid).children()
+    }
+    (server,) = (pid for words, pid in started.items() if "uvicorn" in words)
+    assert any(f"kill {server}" in words for words in started)  # test_prepare_command.py
     os.killpg(command.pid, signal.SIGINT)
     try:
         _, said = command.communicate(timeout=250)
@@ -90,6 +96,7 @@ def test_ctrl_c_of_a_terminal_leaves_the_embedded_server_until_the_run_has_ended
     says = "stopped by SIGINT; finished steps are kept. To continue, run:\n"
     assert f"{says}  python -m flows.prepare {DEMO}\n" in said
     assert not list(tmp_path.glob(".packhouse/demo-store/demo/v/*"))
+    assert not psutil.pid_exists(server)
 
 
 def test_a_run_of_its_own_asks_no_server_whether_it_is_deployed(monkeypatch):

@@ -34,12 +34,3 @@ def test_rows_added_and_removed_and_masks_changed_are_shown(tmp_path):
     assert "&lt;b&gt;5" in html
     assert "<b>5" not in html
     assert diff_report(open_address(old.uri), open_address(new.uri), tokenizers) == html
-
-
-def test_the_same_version_twice_differs_in_nothing(tmp_path):
-    opened = open_address(made(tmp_path, ROWS, format={"template": "alpaca"}).uri)
-    html = diff_report(opened, opened, tmp_path)
-
-    assert "All settings are the same." in html
-    assert "Both versions contain the same rows." in html
-    assert "class=gain>" not in html.replace("<i class=gain>", "")

@@ -98,6 +98,8 @@ def test_diff_takes_two_versions(hostile, tmp_path):
     html = report("--diff", hostile.version.uri, "latest", "-o", page)
     refused = CliRunner().invoke(cli, ["report", "--diff", hostile.version.uri])
 
+    assert "All settings are the same." in html
     assert "Both versions contain the same rows." in html
+    assert "class=gain>" not in html.replace("<i class=gain>", "")
     assert refused.exit_code == 2
     assert "--diff with two versions" in refused.output

@@ -93,8 +93,9 @@ BAD_SPANS = {
 }
 
 
-@pytest.mark.parametrize("place", [0, 7])
-@pytest.mark.parametrize("column", ["content_spans", "trained_spans", "trained_ranges"])
+@pytest.mark.parametrize(
+    ("column", "place"), [("content_spans", 0), ("trained_spans", 7), ("trained_ranges", 7)]
+)
 @pytest.mark.parametrize("spans", BAD_SPANS.values(), ids=BAD_SPANS)
 def test_spans_out_of_place_are_refused_wherever_they_are(spans, column, place, made, check):
     artefact = "formatted" if column in SPANS else "tokenized"

@@ -169,15 +169,6 @@ def test_a_cancellation_after_the_commit_still_announces_the_version(served, hel
     assert "CRASHED" not in [state["type"] for state in history]
 
 
-def test_a_run_says_after_its_last_heartbeat_that_it_ended(served):
-    run = served.start("prepare/form-prepare", tags=["packhouse"], recipe=form(served, "ended"))
-    assert served.wait(run)["type"] == "COMPLETED"
-    ended = served.event("packhouse.run.ended", run)
-    assert ended["payload"] == {"state": "Published"}
-    assert "prefect.tag.packhouse" in str(ended["related"])
-    assert served.event("prefect.flow-run.heartbeat", run)["occurred"] < ended["occurred"]
-
-
 def test_no_automation_fires_on_a_run_whose_last_heartbeat_comes_late(served):
     """Run the shipped automation with shorter timeouts on three runs that exist only as events.
 

@@ -67,34 +67,6 @@ def test_every_flow_is_deployed_with_its_schedule(served):
     }
 
 
-def test_the_form_shows_names_units_choices_defaults_and_bounds(served):
-    schema = served.deployment("prepare/form-prepare")["parameter_openapi_schema"]
-    sections = schema["definitions"]
-    pack = sections["PackConfig"]["properties"]
-    assert pack["seq_len"]["description"] == "Pack size in tokens."
-    assert (pack["seq_len"]["default"], pack["seq_len"]["exclusiveMinimum"]) == (2048, 0)
-    assert "best_fit" in sections["PackConfig"]["patternProperties"]["^strategy$"]["enum"]
-    assert sections["PackConfig"]["additionalProperties"] is False
-    assert sections["SplitConfig"]["properties"]["eval_fraction"]["exclusiveMaximum"] == 1
-    assert "discriminator" not in str(schema)
-    assert "cache" not in schema["properties"]
-    name, _ = sections["SourceConfig"]["properties"]["path"]["anyOf"]
-    assert name["enum"] == ["demo-chats", "demo-instructions"]
-    recipe_field = served.deployment("refresh/nightly-refresh")["parameter_openapi_schema"]
-    assert "demo" in recipe_field["properties"]["recipe"]["anyOf"][0]["enum"]
-
-
-def test_the_server_plans_the_runs_of_a_schedule_by_itself(served):
-    """The scheduler creates a run within a minute; only it marks runs as scheduled."""
-    nightly = served.deployment("refresh/nightly-refresh")["id"]
-    wanted = {"deployments": {"id": {"any_": [nightly]}}}
-    wanted["flow_runs"] = {"state": {"type": {"any_": ["SCHEDULED"]}}}
-    until(lambda: served.call("/flow_runs/filter", wanted)[1])
-    runs = served.call("/flow_runs/filter", wanted)[1]
-    assert {run["created_by"]["type"] for run in runs} == {"SCHEDULE"}
-    assert {run["next_scheduled_start_time"][11:19] for run in runs} == {"02:00:00"}
-
-
 def test_a_schedule_of_every_minute_publishes_a_version(served):
     deployment = served.deployment("refresh/nightly-refresh")["id"]
     every_minute = {"schedule": {"cron": "* * * * *", "timezone": "UTC"}, "active": True}
@@ -121,11 +93,7 @@ def test_a_schedule_of_every_minute_publishes_a_version(served):
     ("key", "value", "says"),
     [
         ("pack", {"seq_len": 0}, "less than or equal to the minimum"),
-        ("pack", {"strategy": "zzz"}, "is not one of"),
         ("pack", {"seq_length": 1}, "'seq_length' does not match any of the regexes"),
-        ("split", {"eval_fraction": 1.5}, "greater than or equal to the maximum"),
-        ("tokenizer", "s3://key:secret@bucket/t", "is not valid under any of the given schemas"),
-        ("publish", {"store": "s3://b/x?X-Amz-Signature=abc"}, "is not valid under any"),
         ("sources", [{"path": "s3://k:s@bucket/a.jsonl"}], "is not valid under any"),
         ("sources", [], "non-empty"),
     ],
@@ -181,7 +149,7 @@ def test_a_killed_run_is_crashed_and_keeps_its_finished_shards(served, held, kil
 
 
 def test_a_worker_prepares_the_form_and_reports_it(served):
-    run = served.start("prepare/form-prepare")
+    run = served.start("prepare/form-prepare", tags=["packhouse"])
     state = served.wait(run)
     assert state["type"] == "COMPLETED", state
     assert state["message"].startswith("published demo-form ")
@@ -194,6 +162,10 @@ def test_a_worker_prepares_the_form_and_reports_it(served):
     assert published["resource"]["packhouse.version"] == version
     asset = served.event("prefect.asset.materialization.succeeded", version)
     assert asset["resource"]["prefect.resource.id"].endswith(f"demo-form/v/{version}")
+    ended = served.event("packhouse.run.ended", run)
+    assert ended["payload"] == {"state": "Published"}
+    assert "prefect.tag.packhouse" in str(ended["related"])
+    assert served.event("prefect.flow-run.heartbeat", run)["occurred"] < ended["occurred"]
 
 
 def test_a_refused_version_triggers_an_automation(served):
@@ -232,26 +204,6 @@ def test_a_refused_version_triggers_an_automation(served):
         runs = served.call("/flow_runs/filter", wanted)[1]
         time.sleep(0.3)  # between two requests to the server
     assert served.wait(runs[0]["id"])["message"].startswith("1 version intact")
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("sources", [{"path": "/etc/passwd", "format": "text"}]),
-        ("sources", [{"path": "s3://another/rows.jsonl"}]),
-        ("tokenizer", "/etc"),
-        ("publish", {"store": "/etc/packhouse"}),
-    ],
-)
-def test_a_worker_touches_only_what_its_operator_allows(key, value, served):
-    """Checked in this process with the worker's file of allowed paths; the guard is the same."""
-    from packhouse.errors import ConfigError
-    from packhouse.recipe import Recipe
-    from tasks.allowed_places import allowed_recipe
-
-    form = Recipe.model_validate(recipe(served, "elsewhere", **{key: value}))
-    with pytest.raises(ConfigError, match="is not listed in the worker"):
-        allowed_recipe(form, deployed=True)
 
 
 def test_a_cancelled_run_leaves_nothing_and_two_of_one_dataset_queue(served, held):
@@ -310,8 +262,8 @@ def test_a_run_that_gives_no_sign_of_life_is_crashed(served, held):
     run = served.start("prepare/held", tags=["packhouse"], recipe=form)
     try:
         until((held / "silent-pack").exists)
-        until(lambda: heartbeats(served, run) >= 3)
-        assert served.state(run)["type"] == "RUNNING"  # still alive and untouched a minute later
+        until(lambda: heartbeats(served, run) >= 2)
+        assert served.state(run)["type"] == "RUNNING"  # alive, and left alone for 30 s
         assert served.artifact("silent-pack") == 0  # progress of the step, in percent
         for process in served.processes(run):
             os.kill(process, signal.SIGSTOP)  # it is alive, so its worker sees nothing wrong
@@ -330,11 +282,6 @@ def heartbeats(served, run):
     wanted |= {"occurred": {"since": "2020-01-01T00:00:00Z"}}
     wanted |= {"resource": {"id": [f"prefect.flow-run.{run}"]}}
     return len(served.call("/events/filter", {"filter": wanted})[1]["events"])
-
-
-def test_results_are_no_pickles(served):
-    stored = [p for p in (served.home / "p" / "storage").glob("*") if p.is_file()]
-    assert all(p.read_bytes()[:1] == b"{" and b'"pickle"' not in p.read_bytes() for p in stored)
 
 
 def test_ctrl_c_stops_server_worker_and_runs(served):

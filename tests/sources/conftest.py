@@ -1,15 +1,39 @@
-"""Fixtures for sources: write a file, scan it, read every shard, check that no row is lost."""
+"""For tests of sources: write rows as a file, read all its shards, check that no row is lost."""
 
+import csv
+import io
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from packhouse.read import SourceShard, read_shard, scan_source
 from packhouse.recipe import SourceConfig, ValidateConfig
 from packhouse.records.table_schemas import DROPPED, QUARANTINED, VALIDATED
+
+
+def lines(rows: list[Any]) -> bytes:
+    return b"".join(orjson.dumps(row) + b"\n" for row in rows)
+
+
+def delimited(rows: list[dict[str, Any]]) -> bytes:
+    sink = io.StringIO(newline="")
+    writer = csv.DictWriter(sink, list(rows[0]))
+    writer.writeheader()
+    writer.writerows(rows)
+    return sink.getvalue().encode()
+
+
+def parquet(rows: list[dict[str, Any]], **options: Any) -> bytes:
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    sink = io.BytesIO()
+    columns = {name: pa.array([row.get(name) for row in rows]) for name in names}
+    pq.write_table(pa.table(columns), sink, **options)
+    return sink.getvalue()
 
 
 @dataclass

@@ -9,9 +9,7 @@ import hashlib
 import io
 import os
 import re
-import sys
 import tracemalloc
-import zlib
 from functools import partial
 from pathlib import Path
 from typing import get_args
@@ -25,6 +23,7 @@ from packhouse.errors import SourceError, TransientError
 from packhouse.read import compression, read_shard, scan_source
 from packhouse.recipe import SourceConfig, ValidateConfig
 from packhouse.records.reasons import TurnOrder
+from tests.sources.conftest import parquet
 
 GOOD = b'{"instruction": "Add 1 and 2.", "input": "", "output": "3"}'
 ALSO_GOOD = b'{"instruction": "Name a colour.", "input": "", "output": "Red"}'
@@ -44,7 +43,7 @@ BAD_ROWS = {
     "10-raw-nul": (b'{"instruction": "a\x00b", "output": "y"}', "control"),
     "11-raw-control": (b'{"instruction": "a\x1bb", "output": "y"}', "control"),
     "12-long-line": (b'{"instruction": "' + b"x" * 5000 + b'", "output": "y"}', "row_too_long"),
-    "13-deep": (deep(900), "depth"),
+    "13-deep": (deep(100_000), "depth"),
     "14-just-too-deep": (deep(32), "depth"),
     "15-duplicate-key": (b'{"instruction": "x", "output": "a", "output": "b"}', "duplicate_key"),
     "15-duplicate-nested": (
@@ -65,7 +64,7 @@ BAD_ROWS = {
         b'{"instruction": "x", "output": "y", "n": -9223372036854775809}',
         "number",
     ),
-    "19-5000-digits": (b'{"instruction": "x", "output": "y", "n": ' + b"7" * 3000 + b"}", "number"),
+    "19-5000-digits": (b'{"instruction": "x", "output": "y", "n": ' + b"7" * 5000 + b"}", "number"),
     "20-1e400": (b'{"instruction": "x", "output": "y", "n": 1e400}', "number"),
     "21-number-for-text": (b'{"instruction": 5, "output": "y"}', "type"),
     "22-list-for-text": (b'{"instruction": ["x"], "output": "y"}', "type"),
@@ -93,38 +92,24 @@ def rules_for(case: str) -> dict[str, int]:
     return SMALL if case in LONG_ON_PURPOSE else {}
 
 
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.json"])
 @pytest.mark.parametrize("case", BAD_ROWS)
-def test_a_bad_line_is_quarantined_and_its_neighbours_live(case, read_bytes):
+def test_a_bad_row_is_quarantined_with_its_bytes_and_its_neighbours_live(case, name, read_bytes):
     bad, reason = BAD_ROWS[case]
     data = b"\n".join([GOOD, bad, ALSO_GOOD]) + b"\n"
+    if name == "rows.json":
+        data = b"[\n  " + b",\n  ".join([GOOD, bad, ALSO_GOOD]) + b"\n]\n"
 
-    source = read_bytes(data, rules=rules_for(case))
-
-    assert source.validated["row"].to_pylist() == [0, 2]
-    assert source.reasons == [reason]
-    assert_keeps_the_bytes(source.quarantined, bad, row=1, offset=len(GOOD) + 1)
-
-
-@pytest.mark.parametrize("case", BAD_ROWS)
-def test_a_bad_element_of_an_array_is_quarantined_and_its_neighbours_live(case, read_bytes):
-    bad, reason = BAD_ROWS[case]
-    data = b"[\n  " + b",\n  ".join([GOOD, bad, ALSO_GOOD]) + b"\n]\n"
-
-    source = read_bytes(data, "rows.json", rules=rules_for(case))
+    source = read_bytes(data, name, rules=rules_for(case))
 
     assert source.validated["row"].to_pylist() == [0, 2]
     assert source.reasons == [reason]
-    assert_keeps_the_bytes(source.quarantined, bad, row=1, offset=data.index(bad, 10))
-
-
-def assert_keeps_the_bytes(quarantined: pa.Table, bad: bytes, *, row: int, offset: int) -> None:
-    [found] = quarantined.to_pylist()
-    assert found["row"] == row
-    assert found["byte_offset"] == offset
+    [found] = source.quarantined.to_pylist()
+    assert (found["row"], found["step"]) == (1, "validate")
+    assert found["byte_offset"] == data.index(bad, 10)
     assert found["raw"] == bad[: 64 * 1024]
     assert found["raw_size"] == len(bad)
     assert found["raw_sha256"] == hashlib.sha256(bad).hexdigest()
-    assert found["step"] == "validate"
     assert len(found["detail"]) > 10
 
 
@@ -135,34 +120,19 @@ def test_depth_32_is_allowed_and_33_is_not(read_bytes):
     assert source.reasons == ["depth"]
 
 
-def test_13_nesting_of_100000_is_quarantined_without_a_crash(read_bytes):
-    source = read_bytes(GOOD + b"\n" + deep(100_000) + b"\n")
-
-    assert source.reasons == ["depth"]
-    assert source.quarantined["raw_size"].to_pylist() == [len(deep(100_000))]
-    assert len(source.quarantined["raw"][0].as_py()) == 64 * 1024
-
-
-def test_19_more_digits_than_python_reads_are_quarantined(read_bytes):
-    row = b'{"instruction": "x", "output": "y", "n": ' + b"7" * 5000 + b"}"
-    assert sys.get_int_max_str_digits() < 5000
-
-    assert read_bytes(GOOD + b"\n" + row).reasons == ["number"]
-
-
-def test_3_truncated_last_line_is_quarantined_and_flags_the_file(read_bytes):
-    source = read_bytes(GOOD + b"\n" + ALSO_GOOD[:30])
-
-    assert source.reasons == ["json"]
-    assert "the file ends inside this row" in source.quarantined["detail"][0].as_py()
-    assert source.notes["truncated_files"] == 1
-
-
-def test_3_truncated_array_is_quarantined_and_flags_the_file(read_bytes):
-    source = read_bytes(b"[" + GOOD + b",\n" + ALSO_GOOD[:30], "rows.json")
+@pytest.mark.parametrize(
+    ("name", "data", "said"),
+    [
+        ("rows.jsonl", GOOD + b"\n" + ALSO_GOOD[:30], "the file ends inside this row"),
+        ("rows.json", b"[" + GOOD + b",\n" + ALSO_GOOD[:30], ""),
+    ],
+)
+def test_3_a_truncated_last_row_is_quarantined_and_flags_the_file(name, data, said, read_bytes):
+    source = read_bytes(data, name)
 
     assert source.validated.num_rows == 1
     assert source.reasons == ["json"]
+    assert said in source.quarantined["detail"][0].as_py()
     assert source.notes["truncated_files"] == 1
 
 
@@ -199,13 +169,6 @@ def test_4_byte_order_mark_is_stripped_and_counted(name, read_bytes):
 
     assert source.validated.num_rows == 1
     assert source.notes == {"bom": 1}
-
-
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
-@pytest.mark.parametrize("name", ["rows.jsonl", "rows.json", "rows.csv"])
-def test_5_wide_encodings_are_refused_by_name(name, encoding, read_bytes):
-    with pytest.raises(SourceError, match=encoding[:6].upper()):
-        read_bytes(GOOD.decode().encode(encoding), name)
 
 
 def test_12_a_line_larger_than_a_shard_gets_a_shard_of_its_own(read_bytes):
@@ -250,26 +213,12 @@ def test_24_null_content_is_allowed_only_with_tool_calls(read_bytes):
     assert source.reasons == ["type"]
 
 
-def test_25_null_role_is_quarantined(read_bytes):
-    good = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    bad = [{"role": None, "content": "a"}, {"role": "assistant", "content": "b"}]
-
-    source = read_bytes(b"\n".join(orjson.dumps({"messages": row}) for row in (good, bad)))
-
-    assert source.reasons == ["type"]
-
-
 def test_26_a_file_of_two_shapes_is_refused_and_both_are_shown(read_bytes):
-    rows = [GOOD, ALSO_GOOD, b'{"question": "1 + 1?", "answer": "2"}']
-
-    with pytest.raises(SourceError, match=r"alpaca \('instruction', .*line 3 has .*'question'"):
-        read_bytes(b"\n".join(rows))
-
-
-def test_26_two_shapes_are_refused_in_any_shard(read_bytes):
     rows = [GOOD] * 100 + [b'{"question": "1 + 1?", "answer": "2"}']
 
-    with pytest.raises(SourceError, match="line 101 has the fields 'question', 'answer'"):
+    with pytest.raises(
+        SourceError, match=r"alpaca \('instruction', .*line 101 has the fields 'question', 'answer'"
+    ):
         read_bytes(b"\n".join(rows), max_shard_bytes=500)
 
 
@@ -327,8 +276,8 @@ def test_31_blank_lines_are_counted_and_do_not_number_rows(read_bytes):
     assert source.notes == {"blank_lines": 4}
 
 
-def test_32_windows_line_ends_are_accepted(read_bytes):
-    source = read_bytes(GOOD + b"\r\n" + ALSO_GOOD + b"\r\n")
+def test_32_and_35_windows_line_ends_and_no_last_one_are_accepted(read_bytes):
+    source = read_bytes(GOOD + b"\r\n" + ALSO_GOOD)
 
     assert source.validated.num_rows == 2
     assert source.notes == {}
@@ -356,8 +305,7 @@ BROKEN_SEPARATORS = {
 }
 
 
-@pytest.mark.parametrize("max_shard_bytes", [100, 2**25])
-@pytest.mark.parametrize("name", ["rows.json", "rows.jsonl"])
+@pytest.mark.parametrize(("name", "max_shard_bytes"), [("rows.json", 100), ("rows.jsonl", 2**25)])
 @pytest.mark.parametrize("case", BROKEN_SEPARATORS)
 def test_36_a_broken_separator_costs_no_object(case, name, max_shard_bytes, read_bytes):
     data = BROKEN_SEPARATORS[case]
@@ -382,15 +330,7 @@ def test_36_objects_inside_a_broken_object_are_not_rows(line, read_bytes):
     assert (source.reasons, source.validated["row"].to_pylist()) == (["json"], [0, 2])
 
 
-@pytest.mark.parametrize("name", ["rows.csv", "rows.tsv"])
-def test_33_carriage_returns_alone_are_refused(name, read_bytes):
-    with pytest.raises(SourceError, match="CR-only line endings"):
-        read_bytes(GOOD + b"\r" + ALSO_GOOD + b"\r", name)
-
-
-@pytest.mark.parametrize(
-    "separator", ["\u2028", "\u0085", "\u2029", "\x1e".replace("\x1e", "\u001e")]
-)
+@pytest.mark.parametrize("separator", ["\u2028", "\u0085", "\u2029", "\u001e"])
 def test_34_unicode_line_separators_are_ordinary_text(separator, read_bytes):
     text = f"a{separator}b"
     row = orjson.dumps({"instruction": text, "output": text})
@@ -398,10 +338,6 @@ def test_34_unicode_line_separators_are_ordinary_text(separator, read_bytes):
     source = read_bytes(row + b"\n" + row + b"\n")
 
     assert source.texts == [[("user", text), ("assistant", text)]] * 2
-
-
-def test_35_no_final_newline_is_accepted(read_bytes):
-    assert read_bytes(GOOD + b"\n" + ALSO_GOOD).validated.num_rows == 2
 
 
 zstd = partial(pa.compress, codec="zstd", asbytes=True)
@@ -421,45 +357,93 @@ def flipped(data: bytes, at: int) -> bytes:
     return bytes(changed)
 
 
-REFUSED_STREAMS = {
-    "38-truncated-gz": (GZ[:-20], "truncated"),
-    "38-truncated-gz-trailer": (GZ[:-1], "truncated"),
-    "38-truncated-zst": (ZST[:-20], "damaged"),
-    "39-wrong-crc": (flipped(GZ, len(GZ) - 6), "damaged"),
-    "39-wrong-zst-checksum": (flipped(ZST_WITH_CHECKSUM, -2), "damaged"),
-    "40-garbage-after-gz": (GZ + b"garbage", "followed by garbage"),
-    "40-zeros-after-gz": (GZ + bytes(100), "followed by garbage"),
-    "40-garbage-after-zst": (ZST + b"garbage!", "damaged"),
+def table_of(text: pa.Array) -> pa.Table:
+    return pa.Table.from_arrays([text, text], names=["instruction", "output"])
+
+
+def arrow_with_bad_offsets() -> bytes:
+    offsets = pa.py_buffer(b"\0\0\0\0\x7f\0\0\0\x02\0\0\0")
+    table = table_of(pa.StringArray.from_buffers(2, offsets, pa.py_buffer(b"ab")))
+    sink = io.BytesIO()
+    with pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue()
+
+
+def parquet_with_latin_1() -> bytes:
+    raw = pa.array([b"caf\xe9"], pa.binary())
+    sink = io.BytesIO()
+    pq.write_table(table_of(pa.StringArray.from_buffers(1, *raw.buffers()[1:])), sink)
+    return sink.getvalue()
+
+
+WEB_PAGE = b"<!DOCTYPE html>\n<html><body>404 Not Found</body></html>\n"
+LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 22773992\n"
+REFUSED_FILES = {
+    "5-utf-16": ("rows.jsonl", GOOD.decode().encode("utf-16"), "UTF-16"),
+    "5-utf-16-le": ("rows.json", GOOD.decode().encode("utf-16-le"), "UTF-16"),
+    "5-utf-16-be": ("rows.csv", GOOD.decode().encode("utf-16-be"), "UTF-16"),
+    "5-utf-32": ("rows.jsonl", GOOD.decode().encode("utf-32"), "UTF-32"),
+    "33-carriage-returns": ("rows.csv", GOOD + b"\r" + ALSO_GOOD + b"\r", "CR-only line endings"),
+    "38-truncated-gz": ("rows.jsonl.gz", GZ[:-20], "truncated"),
+    "38-truncated-gz-trailer": ("rows.jsonl.gz", GZ[:-1], "truncated"),
+    "38-truncated-zst": ("rows.jsonl.zst", ZST[:-20], "damaged"),
+    "39-wrong-crc": ("rows.jsonl.gz", flipped(GZ, len(GZ) - 6), "damaged"),
+    "39-wrong-zst-checksum": ("rows.jsonl.zst", flipped(ZST_WITH_CHECKSUM, -2), "damaged"),
+    "40-garbage-after-gz": ("rows.jsonl.gz", GZ + b"garbage", "followed by garbage"),
+    "40-zeros-after-gz": ("rows.jsonl.gz", GZ + bytes(100), "followed by garbage"),
+    "40-garbage-after-zst": ("rows.jsonl.zst", ZST + b"garbage!", "damaged"),
+    "46-fake-parquet": ("rows.parquet", GOOD, "not Parquet: it is text"),
+    "46-damaged-parquet": ("rows.parquet", parquet([{"text": "x"}])[:-20], "damaged Parquet"),
+    "46-shapeless-parquet": (
+        "rows.parquet",
+        parquet([{"height": 1.0, "weight": 2.0}]),
+        r"'height', 'weight'.*no known format",
+    ),
+    "46-latin-1-in-parquet": (
+        "rows.parquet",
+        parquet_with_latin_1(),
+        r"byte 0xe9 in row 0, column .instruction., is not UTF-8",
+    ),
+    "47-web-page": ("rows.jsonl", WEB_PAGE, "a web page"),
+    "47-web-page-csv": ("rows.csv", WEB_PAGE, "a web page"),
+    "47-web-page-parquet": ("rows.parquet", WEB_PAGE, "a web page"),
+    "48-lfs-pointer": ("rows.jsonl", LFS, "git lfs pull"),
+    "48-lfs-pointer-parquet": ("rows.parquet", LFS, "git lfs pull"),
+    "zip": ("rows.jsonl", b"PK\x03\x04rest", "zip"),
+    "bzip2": ("rows.jsonl", bz2.compress(b"x"), "bzip2"),
+    "pdf": ("rows.jsonl", b"%PDF-1.7", "PDF"),
+    "67-arrow-with-bad-offsets": ("rows.arrow", arrow_with_bad_offsets(), "damaged Arrow"),
 }
 
 
-@pytest.mark.parametrize("case", REFUSED_STREAMS)
-def test_damaged_compressed_files_are_refused(case, read_bytes):
-    data, what = REFUSED_STREAMS[case]
+@pytest.mark.parametrize("case", REFUSED_FILES)
+def test_a_file_that_is_damaged_or_of_another_kind_is_refused(case, read_bytes):
+    name, data, what = REFUSED_FILES[case]
 
     with pytest.raises(SourceError, match=what):
-        read_bytes(data, "rows.jsonl" + (".gz" if data[:2] == GZ[:2] else ".zst"))
+        read_bytes(data, name)
 
 
 def test_a_right_zst_checksum_is_accepted(read_bytes):
     assert read_bytes(ZST_WITH_CHECKSUM, "rows.jsonl.zst").validated.num_rows == 1
 
 
-@pytest.mark.parametrize("name", ["rows.jsonl.gz", "rows.jsonl"])
-def test_41_and_43_gzip_members_are_joined_and_its_magic_beats_the_name(name, read_bytes):
-    data = gzip.compress(GOOD + b"\n") + gzip.compress(ALSO_GOOD + b"\n")
-
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("rows.jsonl.gz", gzip.compress(GOOD + b"\n") + gzip.compress(ALSO_GOOD + b"\n")),
+        ("rows.jsonl", gzip.compress(GOOD + b"\n" + ALSO_GOOD + b"\n")),
+        ("rows.jsonl.gz", GOOD + b"\n" + ALSO_GOOD),
+    ],
+    ids=["two members", "gzip named jsonl", "text named gz"],
+)
+def test_41_and_42_and_43_gzip_is_known_by_its_magic_and_members_are_joined(name, data, read_bytes):
     source = read_bytes(data, name)
 
     assert source.validated.num_rows == 2
-    assert source.notes == ({} if name.endswith(".gz") else {"misnamed_compression": 1})
-
-
-def test_42_plain_text_named_gz_is_read_and_noted(read_bytes):
-    source = read_bytes(GOOD, "rows.jsonl.gz")
-
-    assert source.validated.num_rows == 1
-    assert source.notes == {"misnamed_compression": 1}
+    is_named_so = name.endswith(".gz") == (data[:2] == GZ[:2])
+    assert source.notes == ({} if is_named_so else {"misnamed_compression": 1})
 
 
 @pytest.mark.parametrize("compress", [gzip.compress, zstd], ids=["gz", "zst"])
@@ -475,40 +459,12 @@ def test_44_decompression_bombs_are_refused_before_they_fill_memory(compress, re
     assert peak < 30_000_000
 
 
-NEW_FIELDS = b'{"instruction": "x", "output": "y", "source_url": "z", "score": 1.5, "tags": []}'
-
-
-def test_45_new_fields_in_later_rows_are_reported(read_bytes):
-    source = read_bytes(b"\n".join([GOOD, NEW_FIELDS, NEW_FIELDS]))
-
-    assert source.validated.num_rows == 3
-    assert source.extra_fields == {"source_url": 2, "score": 2}
-
-
 @pytest.mark.parametrize("end", [b"]", b",]", b" ,\n ]\n"])
 def test_a_comma_after_the_last_element_is_not_a_row(end, read_bytes):
     source = read_bytes(b"[" + GOOD + b",\n" + ALSO_GOOD + end, "rows.json")
 
     assert (source.validated.num_rows, source.reasons) == (2, [])
     assert source.notes == ({} if end == b"]" else {"trailing_commas": 1})
-
-
-@pytest.mark.parametrize(
-    ("said", "weights"),
-    [
-        ({"loss": False}, [0.0]),
-        ({"loss": True, "weight": 0.5}, [0.5]),
-        ({"loss": 0.25}, [None]),
-        ({"loss": False, "train": True}, None),
-    ],
-)
-def test_loss_decides_if_a_message_is_trained(said, weights, read_bytes):
-    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y", **said}]
-
-    source = read_bytes(orjson.dumps({"messages": messages}))
-
-    found = [row[1]["weight"] for row in source.validated["messages"].to_pylist()]
-    assert (found, source.reasons) == (([], ["type"]) if weights is None else (weights, []))
 
 
 IMAGE = {"type": "image_url", "image_url": {"url": "a.jpg"}}
@@ -579,51 +535,6 @@ def test_reasoning_of_any_name_is_read(read_bytes, name):
     assert source.extra_fields == {}
 
 
-def test_46_fake_parquet_is_refused(read_bytes):
-    with pytest.raises(SourceError, match="not Parquet: it is text"):
-        read_bytes(GOOD, "rows.parquet")
-
-
-def test_46_damaged_parquet_is_refused(tmp_path, read):
-    path = tmp_path / "rows.parquet"
-    pq.write_table(pa.table({"instruction": ["x"], "output": ["y"]}), path)
-    path.write_bytes(path.read_bytes()[:-20])
-
-    with pytest.raises(SourceError, match="damaged Parquet"):
-        read(path)
-
-
-def test_46_parquet_of_no_known_shape_is_refused_with_its_columns(tmp_path, read):
-    path = tmp_path / "rows.parquet"
-    pq.write_table(pa.table({"height": [1.0], "weight": [2.0]}), path)
-
-    with pytest.raises(SourceError, match=r"'height', 'weight'.*no known format"):
-        read(path)
-
-
-@pytest.mark.parametrize("name", ["rows.jsonl", "rows.json", "rows.csv", "rows.parquet"])
-def test_47_an_error_page_is_recognized(name, read_bytes):
-    with pytest.raises(SourceError, match="a web page"):
-        read_bytes(b"<!DOCTYPE html>\n<html><body>404 Not Found</body></html>\n", name)
-
-
-@pytest.mark.parametrize("name", ["rows.jsonl", "rows.json", "rows.parquet"])
-def test_48_a_git_lfs_pointer_is_recognized(name, read_bytes):
-    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 22773992\n"
-
-    with pytest.raises(SourceError, match="git lfs pull"):
-        read_bytes(pointer, name)
-
-
-@pytest.mark.parametrize(
-    ("data", "what"),
-    [(b"PK\x03\x04rest", "zip"), (bz2.compress(b"x"), "bzip2"), (b"%PDF-1.7", "PDF")],
-)
-def test_other_file_kinds_are_recognized(data, what, read_bytes):
-    with pytest.raises(SourceError, match=what):
-        read_bytes(data)
-
-
 def test_49_bidi_controls_are_counted_by_row(read_bytes):
     rows = [
         {"instruction": "a\u202eb\u202c", "output": "\u2066c"},
@@ -642,6 +553,7 @@ def turns(*pairs: tuple[str, str]) -> bytes:
 
 
 ROLE_CASES = {
+    "25-null-role": ([(None, "a"), ("assistant", "b")], "type"),
     "51-unknown-role": ([("user", "a"), ("critic", "b"), ("assistant", "c")], "unknown_role"),
     "52-empty-conversation": ([], "empty_conversation"),
     "53-assistant-first": (
@@ -709,19 +621,13 @@ def test_57_and_58_control_text_in_contents_is_kept_as_it_is(read_bytes):
 
 
 def test_60_too_many_characters_are_quarantined_before_the_tokenizer(read_bytes):
-    rows = [turns(("user", "a" * size), ("assistant", "b")) for size in (1_000_000, 1_000_001)]
+    letter = "\u4e2d"  # of three bytes, counted once
+    rows = [turns(("user", letter * size), ("assistant", "b")) for size in (1000, 1001)]
 
-    source = read_bytes(b"\n".join(rows))
+    source = read_bytes(b"\n".join(rows), rules={"max_chars": 1000})
 
     assert source.validated["row"].to_pylist() == [0]
     assert source.reasons == ["too_many_chars"]
-
-
-def test_60_the_limit_counts_characters_not_bytes(read_bytes):
-    row = turns(("user", "\u4e2d" * 10), ("assistant", "b"))
-
-    assert read_bytes(row, rules={"max_chars": 10}).validated.num_rows == 1
-    assert read_bytes(row, rules={"max_chars": 9}).reasons == ["too_many_chars"]
 
 
 def test_61_files_of_different_shapes_in_one_source_are_refused_and_both_named(tmp_path, read):
@@ -789,23 +695,19 @@ def test_63_a_name_that_is_no_unicode_is_refused(name, tmp_path, read):
         read(folder / name if name else folder)
 
 
-def test_65_a_file_that_changed_since_the_scan_is_refused(tmp_path):
-    path = tmp_path / "rows.jsonl"
-    path.write_bytes(GOOD + b"\n")
+@pytest.mark.parametrize(
+    ("name", "before", "after"),
+    [
+        ("rows.jsonl", GOOD, ALSO_GOOD[: len(GOOD)]),
+        ("rows.parquet", parquet([{"text": "x"}]), parquet([{"text": "x"}] * 2)),
+    ],
+)
+def test_65_a_file_that_changed_since_the_scan_is_refused(name, before, after, tmp_path):
+    path = tmp_path / name
+    path.write_bytes(before)
     config = SourceConfig(path=str(path))
     [shard] = scan_source(config)
-    path.write_bytes(ALSO_GOOD[: len(GOOD)] + b"\n")
-
-    with pytest.raises(SourceError, match="changed since it was scanned"):
-        read_shard(shard, config, ValidateConfig(), "prompt")
-
-
-def test_65_a_parquet_file_that_changed_since_the_scan_is_refused(tmp_path):
-    path = tmp_path / "rows.parquet"
-    pq.write_table(pa.table({"instruction": ["x"], "output": ["y"]}), path)
-    config = SourceConfig(path=str(path))
-    [shard] = scan_source(config)
-    pq.write_table(pa.table({"instruction": ["x", "x"], "output": ["y", "y"]}), path)
+    path.write_bytes(after)
 
     with pytest.raises(SourceError, match="changed since it was scanned"):
         read_shard(shard, config, ValidateConfig(), "prompt")
@@ -820,37 +722,6 @@ def test_a_file_that_vanished_is_an_error_that_names_it(tmp_path):
 
     with pytest.raises(SourceError, match=r"rows\.jsonl' does not exist"):
         read_shard(shard, config, ValidateConfig(), "prompt")
-
-
-def test_67_arrow_with_bad_offsets_is_refused(tmp_path, read):
-    path = tmp_path / "rows.arrow"
-    bad = pa.StringArray.from_buffers(
-        2, pa.py_buffer(b"\0\0\0\0\x7f\0\0\0\x02\0\0\0"), pa.py_buffer(b"ab")
-    )
-    table = pa.Table.from_arrays([bad, bad], names=["instruction", "output"])
-    with pa.ipc.new_file(path, table.schema) as writer:
-        writer.write_table(table)
-
-    with pytest.raises(SourceError, match="damaged Arrow"):
-        read(path)
-
-
-def test_parquet_text_that_is_not_utf8_is_refused(tmp_path, read):
-    path = tmp_path / "rows.parquet"
-    raw = pa.array([b"caf\xe9"], pa.binary())
-    text = pa.StringArray.from_buffers(1, *raw.buffers()[1:])
-    pq.write_table(pa.Table.from_arrays([text, text], names=["instruction", "output"]), path)
-
-    with pytest.raises(
-        SourceError, match=r"byte 0xe9 in row 0, column .instruction., is not UTF-8"
-    ):
-        read(path)
-
-
-def test_raw_deflate_is_not_taken_for_text(tmp_path, read_bytes):
-    source = read_bytes(GOOD + b"\n" + zlib.compress(GOOD).replace(b"\n", b""))
-
-    assert source.reasons in (["encoding"], ["json"], ["control"])
 
 
 ELSEWHERE = {
@@ -871,7 +742,7 @@ def test_every_kind_of_bad_input_of_the_list_has_its_case():
     assert set(range(1, 68)) - found - ELSEWHERE.keys() - NOTHING_TO_TEST == set()
 
 
-@pytest.mark.parametrize("levels", [253, 254, 1000])
+@pytest.mark.parametrize("levels", [253, 1000])
 def test_a_deep_element_of_an_array_longer_than_a_row_may_be(read_bytes, levels):
     data = b"[" + b",".join([GOOD] * 20 + [deep(levels)]) + b"]"
 

@@ -11,8 +11,9 @@ from packhouse.errors import PackhouseError
 from packhouse.read import record_boundaries
 from packhouse.read.record_boundaries import ArrayFile
 
+TRAP = '"},{\\" [1], [2'  # ends nothing, because it is inside a string
 ROWS = [
-    {"instruction": f"Say }}, {{ {number}", "input": "x" * (number % 3), "output": "[1], [2]"}
+    {"instruction": f"Say }}, {{ {number}", "input": "x" * (number % 3), "output": TRAP}
     for number in range(40)
 ]
 TALKS = [
@@ -52,7 +53,7 @@ def read_in_blocks(read_bytes, size, data, name, **config):
     return shards, *tables, source.notes, source.extra_paths, source.extra_fields
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     good=st.sampled_from([ROWS, TALKS]),
     bad=st.lists(st.tuples(st.integers(0, 40), st.sampled_from(BAD)), max_size=3),
@@ -95,9 +96,46 @@ def test_rows_with_colons_after_escapes_are_checked(read_bytes):
     assert source.texts == [[("user", "a:b"), ("assistant", "A\\u0000")]]
 
 
-@pytest.mark.parametrize("name", ["rows.json", "rows.jsonl"])
-def test_a_malformed_row_makes_no_other_row_suspect(name, read_bytes, monkeypatch):
-    monkeypatch.setattr("packhouse.read.json_parsing.hidden_fault", None)
-    data = join([*map(orjson.dumps, ROWS), b'{"instruction": "a", "output": }'], name)
+def blocks_of(data: bytes, size: int):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(record_boundaries, "BLOCK_BYTES", size)
+        return list(ArrayFile("file").blocks(data, 2**20))
 
-    assert read_bytes(data, name).reasons == ["json"]
+
+def test_messages_in_rows_are_not_taken_for_rows():
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    rows = [{"messages": turns * 3, "id": number} for number in range(100)]
+    data = json.dumps(rows)[1:-1].encode()
+
+    found = blocks_of(data, 2000)
+
+    assert [row for *_, records in found for row in records.rows] == rows
+    assert len(found) > len(data) // 2000
+
+
+@pytest.mark.parametrize("data", [b', {"a": 1}', b'{"a": 1},', b'{"a": 1}, , {"a": 2}', b","])
+def test_an_element_left_out_is_no_json(data):
+    found = [record for *_, record in blocks_of(data, 1)]
+
+    whole = ArrayFile("file").parse(data, 2**20)
+    assert sum(records.num_records for records in found) == whole.num_records
+    assert [row for records in found for row in records.rows] == whole.rows
+    reasons = [bad.reason for bad in whole.failures]
+    assert [bad.reason for records in found for bad in records.failures] == reasons != []
+
+
+def test_a_broken_element_is_cut_by_structure():
+    data = b'{"a": 1}, {"a": nonsense}, {"a": 2}, {"a": 3}'
+    (cut, *_) = ArrayFile("file", 30).cut([b"[" + data])
+
+    assert (cut.byte_start, cut.byte_end, cut.num_rows) == (1, 26, 2)
+
+
+def test_a_last_shard_of_the_size_of_another_is_counted_by_itself(read_bytes):
+    rows = [{"text": "a" * 28}, {"text": "a" * 7}, {"text": "a" * 8}]
+    data = b"[" + b",".join(json.dumps(row).encode() for row in rows) + b"]"
+
+    source = read_bytes(data, "rows.json", max_shard_bytes=45)
+
+    assert [s.byte_end - s.byte_start for s in source.shards] == [40, 40]
+    assert source.validated["row"].to_pylist() == [0, 1, 2]

@@ -4,16 +4,12 @@ import json
 from itertools import product
 
 import orjson
-import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from packhouse.read import json_parsing
 from packhouse.read.chat_messages import BadRowError, parse_field
 from packhouse.read.json_parsing import find_fault, hidden_fault, parse_pieces, parse_text
 from packhouse.read.record_boundaries import LinesFile
-
-CALL = '{"name": "search", "arguments": {"query": "a: b", "limits": [3, -1.5], "deep": null}}'
 
 
 def as_line(text):
@@ -70,7 +66,7 @@ values = st.recursive(
 texts = values | st.lists(st.sampled_from(PIECES), max_size=12).map("".join) | st.text(max_size=20)
 
 
-@settings(max_examples=1500)
+@settings(max_examples=300)
 @given(texts)
 @example("")
 @example(" \n\t\x0b\x0c")
@@ -100,15 +96,3 @@ def test_a_field_is_read_as_the_same_line_of_a_file(text):
     except BadRowError as bad:
         read = None, (bad.reason, bad.detail)
     assert repr(read) == repr(as_argument(text))
-
-
-def test_a_small_sound_text_is_parsed_once_and_not_walked(monkeypatch):
-    monkeypatch.setattr(json_parsing, "_is_deep_or_large", None)
-    monkeypatch.setattr(json_parsing, "_STRICT", None)
-
-    assert parse_text(CALL) == (json.loads(CALL), None)
-
-
-@pytest.mark.parametrize("text", ["[1", '{"a": 1, "a": 2}', "[18446744073709551616]"])
-def test_a_bad_one_is_refused(text):
-    assert parse_text(text)[1] is not None

@@ -1,7 +1,6 @@
 """Adapters: one small row of every format, field names, and how `auto` distinguishes formats."""
 
 import json
-from pathlib import Path
 
 import orjson
 import pyarrow as pa
@@ -9,81 +8,22 @@ import pyarrow.parquet as pq
 import pytest
 
 from packhouse.errors import SourceError
-from packhouse.read.row_formats import row_formats
-from packhouse.recipe.sections import ROW_FORMATS
 
 QA = [("user", "q"), ("assistant", "a")]
 CHAT = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
 SHAREGPT = [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]
-ANSWER = {"text": "a", "role": "assistant", "replies": []}
-# fmt: off
-CASES = {
-    "alpaca": ({"instruction": "q", "input": "", "output": "a"}, QA),
-    "prompt_completion": ({"prompt": "q", "completion": "a"}, QA),
-    "question_answer": ({"question": "q", "answer": "a"}, QA),
-    "dolly": ({"instruction": "q", "context": "", "response": "a", "category": "x"}, QA),
-    "chat": ({"messages": CHAT}, QA),
-    "messages": (CHAT, QA),
-    "sharegpt": ({"conversations": SHAREGPT}, QA),
-    "oasst": ({"text": "q", "role": "prompter", "replies": [ANSWER]}, QA),
-    "transcript": ({"chosen": "\n\nHuman: q\n\nAssistant: a", "rejected": "b"}, QA),
-    "classification": ({"text": "q", "label": 1}, [("user", "q")]),
-    "text": ({"text": "a"}, [("assistant", "a")]),
-    "preference": ({"prompt": "q", "chosen": "a", "rejected": "b"}, QA),
-    "squad": ({"paragraphs": [{"context": "", "qas": [{"question": "q",
-        "answers": [{"text": "a"}]}]}]}, QA),
-}
-# fmt: on
-
-
-def test_a_recipe_can_name_every_format():
-    # oasst_flat needs several rows: test_trees.py. pairs and kto are only read if named:
-    # test_preference_rows.py. A format with its own kind of file has its own tests as well.
-    files = Path(__file__).parent.glob("test_*_format.py")
-    own = {path.stem.removeprefix("test_").removesuffix("_format") for path in files}
-    names = {*CASES, *own, "oasst_flat", "pairs", "kto", "mixed", "auto"}
-    assert {*row_formats(), "auto"} == set(ROW_FORMATS) == names
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_every_format_is_told_and_read(name, read_bytes):
-    row, expected = CASES[name]
-    data = orjson.dumps(row) + b"\n"
-
-    found = read_bytes(data)
-    stated = read_bytes(data, format=name)
-
-    assert found.shards[0].row_format == name
-    assert found.texts == [expected]
-    assert stated.validated.equals(found.validated)
 
 
 @pytest.mark.parametrize(
     ("row", "name"),
     [
-        ({"prompt": "q", "response": "a"}, "prompt_completion"),
         ({"sentence": "q", "label": "1"}, "classification"),
         ({"content": "q", "label": "1"}, "classification"),
-        (
-            {
-                "conversations": [
-                    {"role": "user", "content": "q"},
-                    {"role": "assistant", "content": "a"},
-                ]
-            },
-            "chat",
-        ),
-        (
-            {"messages": SHAREGPT},
-            "sharegpt",
-        ),
+        ({"messages": SHAREGPT}, "sharegpt"),
         ({"id": 7, "question": "q", "answer": "a", "level": "x"}, "question_answer"),
         ({"query": "q", "response": "a", "type": "MATH"}, "question_answer"),
         ({"query": "q", "resp": "a"}, "question_answer"),
-        (
-            {"chosen": CHAT},
-            "preference",
-        ),
+        ({"chosen": CHAT}, "preference"),
     ],
 )
 def test_other_names_of_fields_are_known(row, name, read_bytes):
@@ -103,17 +43,6 @@ def test_fields_rename(read_bytes):
     assert source.messages == [
         [{"role": "user", "content": "q", "context": "c"}, {"role": "assistant", "content": "a"}]
     ]
-
-
-@pytest.mark.parametrize("name", [n for n, f in row_formats().items() if f.required])
-def test_a_field_that_fields_takes_is_not_read_again(name):
-    row_format = row_formats()[name]
-    ours = next(iter(row_format.required))
-    second_names = {alias for names in row_format.optional.values() for alias in names}
-
-    for taken in second_names - {ours}:
-        found = row_format.names([*row_format.required, taken], {ours: taken})
-        assert [field for field, theirs in found.items() if theirs == taken] == [ours]
 
 
 def test_a_renamed_question_is_not_its_own_context(read_bytes):
@@ -200,49 +129,40 @@ def test_alpaca_system_and_history_come_before_the_question(read_bytes):
     assert source.quarantined["row"].to_pylist() == [2]
 
 
-def test_loss_weights_are_read_under_their_three_names(read_bytes):
-    keys = [("weight", 0.5), ("loss_weight", 0), ("train", False), ("train", True)]
-    rows = [
-        {
-            "messages": [
-                {"role": "user", "content": "q"},
-                {"role": "assistant", "content": "a", key: value},
-            ]
-        }
-        for key, value in keys
-    ]
-
-    source = read_bytes(b"\n".join(map(orjson.dumps, rows)))
-
-    assert [row[1]["weight"] for row in source.messages] == [0.5, 0.0, 0.0, 1.0]
-
-
-@pytest.mark.parametrize(("key", "value"), [("weight", -1), ("weight", "1"), ("train", 1)])
-def test_an_invalid_weight_is_quarantined(key, value, read_bytes):
-    messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", key: value}]
-
-    assert read_bytes(orjson.dumps({"messages": messages})).reasons == ["type"]
-
-
 @pytest.mark.parametrize(
     ("given", "weight"),
     [
-        ({"weight": 1, "train": False}, None),
-        ({"weight": 0, "train": True}, None),
-        ({"weight": 0.5, "loss_weight": 1}, None),
+        ({"weight": 0.5}, 0.5),
+        ({"loss_weight": 0}, 0.0),
+        ({"train": False}, 0.0),
+        ({"train": True}, 1.0),
+        ({"loss": False}, 0.0),
+        ({"loss": True, "weight": 0.5}, 0.5),
+        ({"loss": 0.25}, None),  # a measured loss
+        ({"loss_scale": 0.5, "loss": True}, 0.5),  # ms-swift
+        ({"training": False}, 0.0),  # Axolotl
+        ({"training": None, "loss_scale": None}, None),
         ({"weight": 0.5, "train": True}, 0.5),
         ({"weight": 0, "loss_weight": 0.0, "train": False}, 0.0),
         ({"weight": None, "train": False}, 0.0),
+        ({"weight": 1, "train": False}, "type"),
+        ({"weight": 0, "train": True}, "type"),
+        ({"weight": 0.5, "loss_weight": 1}, "type"),
+        ({"loss": False, "train": True}, "type"),
+        ({"weight": -1}, "type"),
+        ({"weight": "1"}, "type"),
+        ({"train": 1}, "type"),
     ],
     ids=str,
 )
-def test_weights_that_contradict_each_other_are_not_chosen_from(given, weight, read_bytes):
+def test_a_message_has_the_weight_of_its_keys_unless_they_contradict(given, weight, read_bytes):
     messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", **given}]
 
     source = read_bytes(orjson.dumps({"messages": messages}))
 
-    assert source.reasons == (["type"] if weight is None else [])
-    assert [row[1]["weight"] for row in source.messages] == ([] if weight is None else [weight])
+    weights = [row[1]["weight"] for row in source.validated["messages"].to_pylist()]
+    assert source.reasons or weights == [weight]
+    assert source.reasons == (["type"] if weight == "type" else [])
 
 
 CALLS = [
@@ -271,33 +191,15 @@ def test_tool_calls_have_one_form_whatever_the_file_writes(calls, read_bytes):
     assert row[3]["reasoning"] == "because"
 
 
-@pytest.mark.parametrize("tools", ["{not json", {"name": "f"}, ["f"], 5])
-def test_tools_that_are_no_list_of_objects_are_quarantined(tools, read_bytes):
+@pytest.mark.parametrize("tools", [None, "", [], "[]", "{not json", {"name": "f"}, ["f"], 5])
+def test_tools_are_a_list_of_objects_or_none(tools, read_bytes):
     row = {"messages": [{"role": m, "content": c} for m, c in QA], "tools": tools}
 
-    assert read_bytes(orjson.dumps(row)).reasons == ["tools"]
+    source = read_bytes(orjson.dumps(row))
 
-
-@pytest.mark.parametrize("tools", [None, "", [], "[]"])
-def test_no_tools_are_null(tools, read_bytes):
-    row = {"messages": [{"role": m, "content": c} for m, c in QA], "tools": tools}
-
-    assert read_bytes(orjson.dumps(row)).validated["tools"].to_pylist() == [None]
-
-
-def test_sharegpt_calls_and_observations(read_bytes):
-    conversation = [
-        {"from": "system", "value": "s"},
-        {"from": "human", "value": "q"},
-        {"from": "function_call", "value": '{"name": "f", "arguments": {"x": 1}}'},
-        {"from": "observation", "value": "r"},
-        {"from": "gpt", "value": "a"},
-    ]
-
-    [row] = read_bytes(orjson.dumps({"conversations": conversation, "tools": "[]"})).messages
-
-    assert [m["role"] for m in row] == ["system", "user", "assistant", "tool", "assistant"]
-    assert json.loads(row[2]["tool_calls"])[0]["function"] == {"name": "f", "arguments": {"x": 1}}
+    is_none = tools in (None, "", [], "[]")
+    assert source.reasons == ([] if is_none else ["tools"])
+    assert source.validated["tools"].to_pylist() == ([None] if is_none else [])
 
 
 def node(text, *replies, rank=None, deleted=False, role="assistant"):
@@ -369,24 +271,15 @@ def test_names_of_labels_must_be_given(read_bytes):
     assert "label_names" in source.quarantined["detail"][0].as_py()
 
 
-def test_preference_with_messages_keeps_the_chosen_conversation(read_bytes):
-    prompt = [{"role": "user", "content": "q"}]
-    answer = [{"role": "assistant", "content": "a"}]
-    rows = [
-        {"prompt": prompt, "chosen": answer, "rejected": []},
-        {"prompt": prompt, "chosen": prompt + answer},
-        {"prompt": "q", "chosen": prompt + answer},
-    ]
-
-    assert read_bytes(b"\n".join(map(orjson.dumps, rows))).texts == [QA, QA, QA]
-
-
 @pytest.mark.parametrize(
     ("prompt", "chosen", "texts"),
     [
         ("q", [{"role": "system", "content": "s"}, *CHAT], [("system", "s"), *QA]),
         ("q", [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}], QA),
         ("q", CHAT[1], QA),
+        ("q", CHAT, QA),
+        (CHAT[:1], CHAT[1:], QA),
+        (CHAT[:1], CHAT, QA),
         ("\n\nHuman: q\n\nAssistant:", "a", QA),
         (None, "\n\nHuman: q\n\nAssistant: a", QA),
         (CHAT, [{"role": "user", "content": "q2"}, CHAT[1]], [*QA, ("user", "q2"), QA[1]]),

@@ -6,7 +6,6 @@ import pytest
 
 from packhouse.errors import SourceError
 from packhouse.read import read_shard, scan_source
-from packhouse.read.chat_messages import read_weight
 from packhouse.recipe import SourceConfig, ValidateConfig
 
 
@@ -134,18 +133,3 @@ def test_a_template_around_the_text_may_be_ignored_but_not_reasoning(tmp_path):
     rows = [row(n, thought.format(n, n, n + 1)) for n in range(5)]
     assert unread(tmp_path, *rows) == {"text": 5}
     assert unread(tmp_path, *[rows[0]] * 5) == {"text": 5}  # equal rows are not a template
-
-
-@pytest.mark.parametrize(
-    ("flag", "weight"),
-    [
-        ({"loss_scale": 0.0}, 0.0),
-        ({"loss_scale": 0.5, "loss": True}, 0.5),
-        ({"training": False}, 0.0),
-        ({"loss_scale": 1.0}, 1.0),
-        ({"training": True}, 1.0),
-        ({"training": None, "loss_scale": None}, None),
-    ],
-)
-def test_weights_of_ms_swift_and_axolotl(flag, weight):
-    assert read_weight({"role": "assistant", "content": "No."} | flag, 1) == weight

@@ -10,17 +10,26 @@ import yaml
 from packhouse.errors import SourceError
 from packhouse.read.compression import lines_at, lines_of_rows
 from packhouse.recipe import SourceConfig
-from tests.sources.workbook_files import ods, workbook
+from tests.sources.workbook_files import workbook
 
-ROWS = [{"question": f"问题 {n}?", "answer": f"答案 {n}"} for n in range(40)]
+ROWS = [{"question": f"问题 {n}?", "answer": f"答案 {n}"} for n in range(20)]
 TEXTS = [[("user", row["question"]), ("assistant", row["answer"])] for row in ROWS]
 LINES = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ROWS)
 PRETTY = "\n".join(json.dumps(row, indent=2) for row in ROWS).encode()
 
 
-@pytest.mark.parametrize("encoding", ["gb18030", "utf-16", "cp932", "big5"])
-@pytest.mark.parametrize("name", ["rows.jsonl", "rows.json", "rows.csv", "rows.jsonl.gz"])
 @pytest.mark.parametrize("max_shard_bytes", [300, 2**25])
+@pytest.mark.parametrize(
+    ("encoding", "name"),
+    [
+        ("gb18030", "rows.jsonl"),
+        ("gb18030", "rows.json"),
+        ("gb18030", "rows.csv"),
+        ("utf-16", "rows.jsonl.gz"),
+        ("cp932", "rows.jsonl"),
+        ("big5", "rows.csv"),
+    ],
+)
 def test_text_of_another_encoding_gives_the_rows_of_utf8(
     encoding, name, max_shard_bytes, read_bytes
 ):
@@ -65,7 +74,7 @@ def test_a_file_that_ends_inside_a_letter_of_utf16_is_refused(read_bytes):
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.json", "rows"])
-@pytest.mark.parametrize("max_shard_bytes", [1, 100, 1000, 2**25])
+@pytest.mark.parametrize("max_shard_bytes", [1, 1000, 2**25])
 def test_objects_one_after_another_are_read(name, max_shard_bytes, read_bytes):
     source = read_bytes(PRETTY, name, max_shard_bytes=max_shard_bytes)
 
@@ -103,26 +112,20 @@ def test_a_broken_object_harms_itself_alone_and_keeps_its_place_and_bytes(read_b
 
 @pytest.mark.parametrize("indent", [None, 1])
 @pytest.mark.parametrize("max_shard_bytes", [1, 300, 2**25])
-@pytest.mark.parametrize("around", [({}, {}), ({"v": {"data": [1]}}, {"z": [[2]], "y": "]"})])
+@pytest.mark.parametrize(
+    ("value", "rows_at"),
+    [
+        ({"data": ROWS}, "data"),
+        ({"v": {"data": [1]}, "data": ROWS, "z": [[2]], "y": "]"}, "data"),
+        ({"data": [], "of": {"v": 1, "data": ROWS, "z": [{}]}, "y": 2}, "of.data"),
+    ],
+)
 def test_the_list_in_a_field_of_one_object_holds_the_rows(
-    around, indent, max_shard_bytes, read_bytes
+    value, rows_at, indent, max_shard_bytes, read_bytes
 ):
-    before, after = around
-    data = json.dumps({**before, "data": ROWS, **after}, indent=indent).encode()
-
-    source = read_bytes(data, "rows.json", rows_at="data", max_shard_bytes=max_shard_bytes)
-
-    assert source.texts == TEXTS
-    assert source.notes == {}
-
-
-@pytest.mark.parametrize("max_shard_bytes", [1, 2**25])
-@pytest.mark.parametrize("indent", [None, 2])
-def test_the_list_may_lie_in_objects_in_the_object(indent, max_shard_bytes, read_bytes):
-    value = {"data": [], "of": {"v": 1, "data": ROWS, "z": [{}]}, "y": 2}
     data = json.dumps(value, indent=indent).encode()
 
-    source = read_bytes(data, "rows.json", rows_at="of.data", max_shard_bytes=max_shard_bytes)
+    source = read_bytes(data, "rows.json", rows_at=rows_at, max_shard_bytes=max_shard_bytes)
 
     assert source.texts == TEXTS
     assert source.notes == {}
@@ -172,8 +175,8 @@ def test_an_object_that_is_cut_off_is_noted(read_bytes):
     "data",
     [
         b"".join(orjson.dumps([row]) + b"\n" for row in ROWS),
-        orjson.dumps({"n": 40, "my rows": ROWS}),
-        orjson.dumps({"n": 40, "rows": ROWS[:1] * 40}, option=orjson.OPT_INDENT_2),
+        orjson.dumps({"n": 20, "my rows": ROWS}),
+        orjson.dumps({"n": 20, "rows": ROWS[:1] * 20}, option=orjson.OPT_INDENT_2),
         LINES.encode("utf-16"),
     ],
 )
@@ -185,12 +188,10 @@ def test_the_setting_that_a_message_shows_reads_the_file(name, data, read_bytes)
     assert len(read_bytes(data, name, **yaml.safe_load(shown)).texts) == len(ROWS)
 
 
-@pytest.mark.parametrize("rows", [dict(enumerate(map(str, ROWS))), {"a": [1, 2], "b": [3, 4]}])
+@pytest.mark.parametrize(
+    "rows", [{str(n): row for n, row in enumerate(ROWS)}, {"a": [1, 2], "b": [3, 4]}]
+)
 def test_a_shape_that_no_setting_reads_is_reported(rows, read_bytes):
-    rows = {
-        str(key): value if isinstance(value, list) else {"q": value} for key, value in rows.items()
-    }
-
     with pytest.raises(SourceError, match="in one object, which packhouse cannot read"):
         read_bytes(orjson.dumps(rows), "rows.json")
 
@@ -256,7 +257,7 @@ def test_columns_may_be_divided_by_semicolons(read_bytes):
     assert source.texts == [[("user", "a;b?"), ("assistant", "c, d")]]
 
 
-def test_a_workbook_is_read_as_its_csv_would_be(read_bytes):
+def test_a_workbook_is_read_as_its_csv_would_be(read_bytes):  # ODS: test_workbooks.py
     pytest.importorskip("python_calamine")
     rows = [["question", "answer"], ["2 + 2?", 4], [None, None], ["half?", 0.5], ["<&>", "x"]]
     more = [["question", "answer"], ["more?", "yes"]]
@@ -266,13 +267,6 @@ def test_a_workbook_is_read_as_its_csv_would_be(read_bytes):
     answers = [texts[1][1] for texts in source.texts]
     assert source.texts[0] == [("user", "2 + 2?"), ("assistant", "4")]
     assert answers == ["4", "0.5", "x", "yes"]
-
-
-def test_an_ods_workbook_is_read_as_well(read_bytes):
-    pytest.importorskip("python_calamine")
-    source = read_bytes(ods([["question", "answer"], ["2 + 2?", "4"]]), "rows.ods")
-
-    assert source.texts == [[("user", "2 + 2?"), ("assistant", "4")]]
 
 
 @pytest.mark.parametrize(
@@ -315,7 +309,7 @@ def test_a_folder_leaves_workbooks_out(tmp_path, read):
         ("a.jsonl.gz", gzip.compress(b'\n{"text": "a"}\n\n{"text": 1}', mtime=0), "utf-8", 4),
         ("a.json", b'[\n{"text": "a"},\n\n{\n"text":\n1}\n]', "utf-8", 4),
         ("a.jsonl", '{"text": "\u4f60"}\n\n{"text": 1}\n'.encode("gb18030"), "gb18030", 3),
-        ("a.json", PRETTY + b'\n\n{\n"question": 1}', "utf-8", 162),
+        ("a.json", PRETTY + b'\n\n{\n"question": 1}', "utf-8", 82),
     ],
 )
 def test_a_bad_row_is_found_by_the_line_on_which_it_begins(

@@ -175,7 +175,7 @@ def test_pairs_are_called_by_both_sides(tmp_path):
     ("label", "verdict"),
     [(True, 1), (False, 0), (1, 1), (0, 0), ("True", 1), ("false", 0), (1.0, 1)],
 )
-@pytest.mark.parametrize("completion", ["a", [A], [U, A], "\n\nHuman: q\n\nAssistant: a"])
+@pytest.mark.parametrize("completion", ["a", [U, A]])
 def test_kto_is_an_answer_with_a_verdict(label, verdict, completion, tmp_path):
     found = read(tmp_path, {"prompt": "q", "completion": completion, "label": label}, format="kto")
 
@@ -189,11 +189,3 @@ def test_a_verdict_is_true_or_false(label, tmp_path):
     row = {"prompt": "q", "completion": "a", "label": label}
 
     assert read(tmp_path, row, format="kto").quarantined["reason"].to_pylist() == ["label"]
-
-
-def test_auto_reads_the_chosen_answer_as_before(tmp_path):
-    row = {"prompt": "q", "chosen": "a", "rejected": "b"}
-    found = read(tmp_path, row, format="auto")
-
-    assert turns(found.validated) == [[("user", "q", None), ("assistant", "a", None)]]
-    assert found.rejected is None

@@ -1,4 +1,4 @@
-"""Every real file: its number of rows, which of its known defects are found, a few texts."""
+"""Real files: which of their known defects are found, and a few texts; OASST: test_trees.py."""
 
 import json
 
@@ -7,64 +7,28 @@ EMPTY_OUTPUTS = [  # of the Stanford Alpaca file
     *(24541, 25034, 28250, 30605, 31653, 32425, 35802, 44274, 45538, 46258, 46811, 49181, 49248),
     51388,
 ]
-FILES = {
-    "alpaca_data.json": ("alpaca", 52_002, 28),
-    "alpaca_gpt4_eval_1000.jsonl": ("alpaca", 1_000, 0),
-    "llamafactory_alpaca_zh_demo.json": ("alpaca", 1_000, 0),
-    "gsm8k_train.jsonl": ("question_answer", 7_473, 0),
-    "gsm8k_test.jsonl": ("question_answer", 1_319, 0),
-    "sst2_train.tsv": ("classification", 67_349, 0),
-    "sst2_dev.tsv": ("classification", 872, 0),
-    "fastchat_dummy_conversation.json": ("sharegpt", 500, 0),
-    "glaive_toolcall_en_demo.json": ("sharegpt", 300, 0),
-    "oasst_en_100_message.jsonl": ("oasst", 100, 0),
-    "reason_tool_use_demo_50.jsonl": ("chat", 50, 0),
-    "xtuner_openai_sft.jsonl": ("messages", 128, 0),
-}
 
 
-def test_the_28_empty_outputs_of_alpaca_are_quarantined_with_their_bytes(shared, read):
+def test_alpaca_is_read_except_its_28_empty_outputs(shared, read):
     path = shared / "data" / "alpaca_data.json"
     data = path.read_bytes()
+    raw = json.loads(data)
 
     source = read(path)
 
     assert source.quarantined["row"].to_pylist() == EMPTY_OUTPUTS
     assert set(source.reasons) == {"empty_answer"}
     for bad in source.quarantined.to_pylist():
-        raw = data[bad["byte_offset"] :][: bad["raw_size"]]
-        assert raw == bad["raw"]
-        assert json.loads(raw)["output"] == ""
-
-
-def test_alpaca_rows_match_the_file(shared, read):
-    path = shared / "data" / "alpaca_data.json"
-    raw = json.loads(path.read_bytes())
-
-    source = read(path)
-
+        row = data[bad["byte_offset"] :][: bad["raw_size"]]
+        assert row == bad["raw"]
+        assert json.loads(row)["output"] == ""
     rows = source.validated["row"].to_pylist()
+    assert len(rows) == len(raw) - 28
     for row, messages in list(zip(rows, source.messages, strict=True))[::97]:
         user, assistant = messages
         assert user["content"] == raw[row]["instruction"]
         assert user.get("context", "") == raw[row]["input"]
         assert assistant["content"] == raw[row]["output"]
-
-
-def test_every_tree_of_oasst_gives_its_best_path_or_all_of_them(shared, read):
-    path = shared / "data" / "oasst_en_100_message.jsonl"
-    trees = [json.loads(line) for line in path.read_bytes().splitlines()]
-
-    best, every = read(path), read(path, oasst_paths="all")
-
-    assert best.texts[0][0] == ("user", trees[0]["text"])
-    top = min(trees[0]["replies"], key=lambda reply: reply["rank"])
-    assert best.texts[0][1] == ("assistant", top["text"])
-    assert every.validated.num_rows == 100 + every.extra_paths
-    assert set(best.validated["record_id"].to_pylist()) <= set(
-        every.validated["record_id"].to_pylist()
-    )
-    assert len(set(every.validated["group_key"].to_pylist())) <= 100
 
 
 def test_windows_line_ends_of_sst2_do_not_reach_the_text(shared, read):

@@ -17,18 +17,24 @@ LIBRARY = Path(packhouse.__file__).parent
 TOKENIZER = LIBRARY.parent / "deployments" / "demo" / "tokenizer"
 SCRIPT = """
 import json, sys
+from pathlib import Path
 import packhouse
+from packhouse.addons.ci.refresh import planned_version
+from packhouse.recipe import parse_recipe
 
-def prepare(**source):
+def plan(**source):
     try:
-        return packhouse.prepare(source, tokenizer=sys.argv[1], store="store", dataset="rows",
-                                 cache="cache", seq_len=128, progress=False).id
+        raw = {"dataset": "rows", "tokenizer": sys.argv[1], "sources": [source]}
+        return planned_version(parse_recipe(raw), Path("cache")).version_id
     except packhouse.PackhouseError as error:
         return str(error)
 
 files = {"path": "faq.jsonl"}, {"path": "qa.jsonl"}
 named = [{"path": "qa.jsonl", "format": name} for name in ("question_answer", "fag")]
-print(json.dumps([prepare(**source) for source in (*files, *named)]))
+print(json.dumps([plan(**source) for source in (*files, *named)]))
+if Path("packhouse/read/faq_format.py").exists():
+    packhouse.prepare("faq.jsonl", tokenizer=sys.argv[1], store="store", cache="cache",
+                      seq_len=128, progress=False)
 """
 
 
@@ -54,7 +60,7 @@ def results_of(tmp_path):
             check=False,
         )
         assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
+        return json.loads(done.stdout.splitlines()[0])
 
     return run
 
@@ -72,6 +78,7 @@ def test_a_format_is_one_file(results_of, tmp_path):
 
     assert "match no known format" in unknown
     assert "match" not in known
+    assert list((tmp_path / "store").glob("faq/v/*/manifest.json"))
     # A source whose format is detected could now be read in the new one.
     assert before[0] != after[0]
     assert before[1] == after[1]

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packhouse.errors import SourceError
 from packhouse.read.chat_messages import BadRowError
 from packhouse.read.row_formats import row_format_of, row_formats
 from packhouse.recipe import SourceConfig
@@ -61,14 +60,14 @@ def test_every_form_of_mask_is_read(mask):
 
 
 def test_weights_are_those_of_the_mask():
-    row = {"input_ids": IDS, "loss_mask": [0, 0, 0.5, 0.5, 1.0, 2]}
+    row = {"input_ids": IDS, "loss_mask": [0, 0, 0.5, 0.5, True, 1e6]}
 
     assert read(row) == [
         [
             ("system", [1, 5], None),
             ("assistant", [6, 7], 0.5),
             ("assistant", [8], None),
-            ("assistant", [2], 2.0),
+            ("assistant", [2], 1e6),
         ]
     ]
 
@@ -130,7 +129,6 @@ def test_padding_after_packed_records_belongs_to_none_of_them():
     [
         ({"labels": [*LABELS[1:], -100]}, "labels", "each is the next token"),
         ({"position_ids": [0] * 6}, "boundaries", "are 0 everywhere"),
-        ({"input_ids": [float(n) for n in IDS]}, "type", "only integers are allowed"),
         ({"labels": [-100, *LABELS[:-1]]}, "labels", "each is the previous token"),
         ({"labels": [-100, -100, -100, 7, 9, 2]}, "labels", "label 4 is 9, but token 4 is 8"),
         ({"labels": [-1, -1, -1, 7, 8, 2]}, "labels", "label 0 is -1"),
@@ -141,11 +139,8 @@ def test_padding_after_packed_records_belongs_to_none_of_them():
         ({"loss_mask": [0, 0, 0, 1, 1, math.nan]}, "labels", "loss_mask is nan at token 5"),
         ({"loss_mask": [0, 0, 0, math.inf, 1, 1]}, "labels", "loss_mask is inf at token 3"),
         ({"loss_mask": [0, 0, 0, 1e6 + 1, 1, 1]}, "labels", "weights are 0 to 1,000,000"),
-        ({"loss_mask": [0, 0, 0, 2**70, 1.5, 1]}, "labels", "weights are 0 to 1,000,000"),
         ({"assistant_masks": [0, 0, 0, -1, 1, 1]}, "labels", "assistant_masks is -1 at token 3"),
         ({"input_ids": [True, *IDS[1:]]}, "type", "input_ids has true or false at index 0"),
-        ({"labels": [*LABELS[:5], True]}, "type", "labels has true or false at index 5"),
-        ({"position_ids": [False, True, 2, 3, 4, 5]}, "type", "position_ids has true or false"),
         ({"seq_lengths": [True, 5]}, "type", "seq_lengths has true or false"),
         ({"loss_mask": [0, 0, 0, 1, 1, "1"]}, "type", "loss_mask has text at index 5"),
         ({"labels": "7 8"}, "type", "labels is text"),
@@ -155,7 +150,6 @@ def test_padding_after_packed_records_belongs_to_none_of_them():
             "write each of these lists as a separate row",
         ),
         ({"input_ids": [float(i) for i in IDS]}, "type", "input_ids has a number at index 0"),
-        ({"input_ids": [*IDS[:5], None]}, "type", "at index 5"),
         ({"input_ids": [*IDS[:5], "2"]}, "type", "at index 5"),
         ({"input_ids": [], "labels": []}, "token_ids", "input_ids is empty"),
         ({"input_ids": [-1, *IDS[1:]]}, "token_ids", "token 0 is -1"),
@@ -164,7 +158,6 @@ def test_padding_after_packed_records_belongs_to_none_of_them():
         ({"attention_mask": [1, 1, 1, 1, 1, 0]}, "labels", "a trained token has attention_mask 0"),
         ({"attention_mask": [1, 0, 1, 1, 1, 1]}, "boundaries", "not at the ends"),
         ({"seq_lengths": [3, 2]}, "boundaries", "do not add up to the row's 6"),
-        ({"seq_lengths": [6, 0]}, "boundaries", "do not add up"),
         ({"seq_lengths": [2**63 - 1, 2**63 - 1, 8]}, "boundaries", "do not add up"),
         ({"cu_seqlens": [0, 4]}, "boundaries", "do not add up"),
         ({"position_ids": [0, 1, 2, 5, 6, 7]}, "boundaries", "jump to 5 at token 3"),
@@ -181,27 +174,6 @@ def test_every_fault_has_its_reason_and_place(change, reason, says):
 
     assert bad.value.reason == reason
     assert says in bad.value.detail
-
-
-def test_weights_up_to_the_limit_of_messages_pass_and_flags_are_masks():
-    row = {"input_ids": IDS, "loss_mask": [0, 0, 0, 1e6, True, 0.0]}
-
-    assert read(row)[0][1:3] == [("assistant", [7], 1e6), ("assistant", [8], None)]
-
-
-def test_numbers_that_are_no_weights_and_ids_that_are_flags_are_quarantined(
-    tmp_path,
-):
-    weighed = [[0.0, 1.0, weight] for weight in (1.0, math.nan, math.inf, -0.5, 1e7)]
-    table = pa.table({"input_ids": [[1, 2, 3]] * 5, "loss_mask": weighed})
-    pq.write_table(table, tmp_path / "weights.parquet")
-    flags = pa.table({"input_ids": [[True, False, True]], "labels": [[True, False, True]]})
-    pq.write_table(flags, tmp_path / "flags.parquet")
-
-    source = read_source(tmp_path / "weights.parquet")
-    assert source.validated["row"].to_pylist() == [0]
-    assert source.reasons == ["labels"] * 4
-    assert read_source(tmp_path / "flags.parquet").reasons == ["type"]
 
 
 def test_labels_that_equal_ids_by_chance_when_shifted_are_no_shift():
@@ -281,15 +253,6 @@ def test_a_text_is_read_instead_of_ids_without_a_mask(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps({"input_ids": IDS}) + "\n")
     assert read_source(path).reasons == ["labels"]
-
-
-def test_a_file_of_ids_and_of_conversations_is_refused(tmp_path):
-    path = tmp_path / "rows.jsonl"
-    rows = [{"input_ids": IDS, "labels": LABELS}, {"question": "a", "answer": "b"}]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-    with pytest.raises(SourceError, match="mixes formats: it is tokenized"):
-        read_source(path)
 
 
 @given(st.lists(st.lists(st.tuples(st.integers(0, 2**31 - 1), st.booleans()), min_size=1)))

@@ -1,13 +1,12 @@
 """Tool definitions and calls get one form, whatever the file format does to them."""
 
-import io
 import json
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from packhouse.render.template_arguments import chat_messages
+from tests.sources.conftest import parquet
 from tests.templates.toys import CHATML, chat_renderer
 
 BARE = {"name": "add", "description": "adds", "parameters": {"type": "object"}}
@@ -15,32 +14,28 @@ WRAPPED = {"type": "function", "function": BARE}
 
 
 @pytest.mark.parametrize(
-    "given", [BARE, WRAPPED, {"function": BARE}, {"type": "function", **BARE}], ids=str
+    ("given", "read"),
+    [
+        (BARE, WRAPPED),
+        (WRAPPED, WRAPPED),
+        ({"function": BARE}, WRAPPED),
+        ({"type": "function", **BARE}, WRAPPED),
+        ({"type": "web_search"}, {"type": "web_search"}),  # without a name, left as it is
+    ],
+    ids=str,
 )
-def test_definitions_are_wrapped_as_chat_templates_want_them(read_bytes, given):
+def test_definitions_are_wrapped_as_chat_templates_want_them(read_bytes, given, read):
     row = {
         "messages": [{"role": "user", "content": "1+1"}, {"role": "assistant", "content": "2"}],
         "tools": [given],
     }
 
-    read = read_bytes(json.dumps(row).encode(), format="chat")
+    source = read_bytes(json.dumps(row).encode(), format="chat")
 
-    assert json.loads(read.validated["tools"][0].as_py()) == [WRAPPED]
-
-
-def test_a_definition_without_a_name_is_left_as_it_is(read_bytes):
-    row = {
-        "messages": [{"role": "user", "content": "1+1"}, {"role": "assistant", "content": "2"}],
-        "tools": [{"type": "web_search"}],
-    }
-
-    read = read_bytes(json.dumps(row).encode(), format="chat")
-
-    assert json.loads(read.validated["tools"][0].as_py()) == [{"type": "web_search"}]
+    assert json.loads(source.validated["tools"][0].as_py()) == [read]
 
 
-@pytest.mark.parametrize("file_format", ["parquet", "arrow"])
-def test_parameters_of_other_rows_do_not_leak_into_a_tool_call(read_bytes, file_format):
+def test_parameters_of_other_rows_do_not_leak_into_a_tool_call(read_bytes):
     # ms-swift#10125, #6467: Arrow gives each struct all keys of the column, null if a row has none,
     # and templates print `null` arguments that the model was never called with.
     rows = [talk({"city": "Rome"}), talk({"path": "/tmp", "depth": 2})]
@@ -48,7 +43,7 @@ def test_parameters_of_other_rows_do_not_leak_into_a_tool_call(read_bytes, file_
     filled = table["messages"][0].as_py()[1]["tool_calls"][0]["function"]["arguments"]
     assert filled == {"city": "Rome", "path": None, "depth": None}  # Arrow's version of it
 
-    read = read_bytes(table_bytes(table, file_format), f"rows.{file_format}", format="chat")
+    read = read_bytes(parquet(rows), "rows.parquet", format="chat")
 
     calls = [json.loads(m[1]["tool_calls"]) for m in read.validated["messages"].to_pylist()]
     arguments = [call[0]["function"]["arguments"] for call in calls]
@@ -69,16 +64,6 @@ def talk(arguments):
         ],
         "tools": [{"type": "function", "function": tool}],
     }
-
-
-def table_bytes(table, file_format):
-    sink = io.BytesIO()
-    if file_format == "parquet":
-        pq.write_table(table, sink)
-    else:
-        with pa.ipc.new_file(sink, table.schema) as writer:
-            writer.write_table(table)
-    return sink.getvalue()
 
 
 def test_a_call_in_openais_older_form_is_not_lost(read_bytes):

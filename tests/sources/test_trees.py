@@ -1,14 +1,12 @@
 """OASST1 with one message per row: trees are assembled in any order of rows."""
 
-import csv
-import io
 import json
 from typing import Any
 
 import orjson
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
+
+from tests.sources.conftest import delimited, lines, parquet
 
 ROWS = [
     {"message_id": "b2", "parent_id": "a", "text": "worse", "role": "assistant", "rank": 1},
@@ -23,31 +21,13 @@ FIRST = [("user", "q"), ("assistant", "best"), ("user", "and?"), ("assistant", "
 SECOND = [("user", "hello"), ("assistant", "hi")]
 
 
-def lines(rows: list[Any]) -> bytes:
-    return b"".join(orjson.dumps(row) + b"\n" for row in rows)
-
-
-def as_csv(rows: list[dict[str, Any]]) -> bytes:
-    sink = io.StringIO(newline="")
-    writer = csv.DictWriter(sink, list(rows[0]))
-    writer.writeheader()
-    writer.writerows(rows)
-    return sink.getvalue().encode()
-
-
-def as_parquet(rows: list[dict[str, Any]]) -> bytes:
-    sink = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(rows), sink, row_group_size=2)
-    return sink.getvalue()
-
-
 @pytest.mark.parametrize(
     ("name", "data"),
     [
         ("r.jsonl", lines(ROWS)),
         ("r.json", json.dumps(ROWS).encode()),
-        ("r.csv", as_csv(ROWS)),
-        ("r.parquet", as_parquet(ROWS)),
+        ("r.csv", delimited(ROWS)),
+        ("r.parquet", parquet(ROWS, row_group_size=2)),
     ],
 )
 @pytest.mark.parametrize("max_shard_bytes", [100, 2**25])

@@ -1,15 +1,11 @@
 """Source settings `where` and `select`: rows kept, dropped, quarantined and changed."""
 
-import csv
-import io
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import orjson
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from packhouse.addons import quality
@@ -19,6 +15,7 @@ from packhouse.read.where_select import expression_key
 from packhouse.recipe import SourceConfig, ValidateConfig
 from packhouse.recipe.recipe_file import parse_recipe
 from packhouse.run.steps.validate import ValidateParameters
+from tests.sources.conftest import delimited, lines, parquet
 
 pytest.importorskip("duckdb")
 
@@ -30,25 +27,6 @@ ROWS: list[dict[str, Any]] = [
 ]
 
 
-def lines(rows: list[Any]) -> bytes:
-    return b"".join(orjson.dumps(row) + b"\n" for row in rows)
-
-
-def table_of(rows: list[dict[str, Any]]) -> bytes:
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    sink = io.BytesIO()
-    pq.write_table(pa.table({n: pa.array([r.get(n) for r in rows]) for n in names}), sink)
-    return sink.getvalue()
-
-
-def delimited(rows: list[dict[str, Any]]) -> bytes:
-    sink = io.StringIO(newline="")
-    writer = csv.DictWriter(sink, list(rows[0]))
-    writer.writeheader()
-    writer.writerows(rows)
-    return sink.getvalue().encode()
-
-
 SELECT = {"instruction": "title || chr(10) || body", "output": "answer"}
 
 
@@ -57,7 +35,7 @@ SELECT = {"instruction": "title || chr(10) || body", "output": "answer"}
     [
         ("rows.jsonl", lines(ROWS)),
         ("rows.json", json.dumps(ROWS).encode()),
-        ("rows.parquet", table_of(ROWS)),
+        ("rows.parquet", parquet(ROWS)),
     ],
 )
 def test_rows_are_kept_by_where_and_get_the_fields_of_select(name, data, read_bytes):
@@ -149,7 +127,7 @@ def test_a_row_that_select_fails_on_is_shown_as_it_is_in_the_file(read_bytes):
     rows = [{"q": "1", "a": "x"}, {"q": "one", "a": "y"}]
     select = {"prompt": "cast(cast(q as int) as varchar)", "completion": "a"}
 
-    found = read_bytes(table_of(rows), "rows.parquet", select=select)
+    found = read_bytes(parquet(rows), "rows.parquet", select=select)
 
     assert found.texts == [[("user", "1"), ("assistant", "x")]]
     assert found.reasons == ["expression"]
@@ -272,8 +250,7 @@ def test_a_field_that_is_only_renamed_stays_as_it_is(read_bytes):
     )
 
 
-@pytest.mark.parametrize("max_shard_bytes", [300, 2**25])
-@pytest.mark.parametrize("block_bytes", [64, 2**21])
+@pytest.mark.parametrize(("max_shard_bytes", "block_bytes"), [(300, 64), (2**25, 2**21)])
 def test_shards_and_blocks_change_nothing(max_shard_bytes, block_bytes, read_bytes, monkeypatch):
     monkeypatch.setattr("packhouse.read.record_boundaries.BLOCK_BYTES", block_bytes)
     rows = [{"text": f"t{n}", "n": n if n % 3 else str(n)} for n in range(100)]

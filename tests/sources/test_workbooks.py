@@ -111,32 +111,31 @@ def test_formulas_whose_value_was_kept_are_values(read_bytes):
     assert found.reasons == []
 
 
-def test_rows_of_bad_cells_alone_are_counted(read_bytes):
-    rows = [HEADER, ["q0", "a0"], [DIVIDED, NO_VALUE], [None, NO_VALUE]]
+@pytest.mark.parametrize(
+    ("sheets", "rows", "bad"),
+    [
+        (  # rows of bad cells alone
+            [[HEADER, ["q0", "a0"], [DIVIDED, NO_VALUE], [None, NO_VALUE]]],
+            [0],
+            [(1, "cell A3 of sheet 'Sheet1'"), (2, "cell B4 of sheet 'Sheet1'")],
+        ),
+        (  # a table that begins further down
+            [[[], [None, None, *HEADER], [None, None, "q", "a"], [None, None, "q", PASTED]]],
+            [0],
+            [(1, "cell D4 of sheet 'Sheet1'")],
+        ),
+        (  # each sheet has its own cells
+            [[HEADER, ["q0", "a0"]], [HEADER, ["q1", DIVIDED], ["q2", "a2"]]],
+            [0, 2],
+            [(1, "cell B2 of sheet 'Sheet2'")],
+        ),
+    ],
+)
+def test_bad_cells_are_found_wherever_they_are(sheets, rows, bad, read_bytes):
+    found = read_bytes(workbook(*sheets), "rows.xlsx")
 
-    found = read_bytes(workbook(rows), "rows.xlsx")
-
-    assert found.validated["row"].to_pylist() == [0]
-    assert [row["detail"][:7] for row in found.quarantined.to_pylist()] == ["cell A3", "cell B4"]
-
-
-def test_bad_cells_of_a_table_that_begins_further_down_are_found(read_bytes):
-    rows = [[], [None, None, *HEADER], [None, None, "q0", "a0"], [None, None, "q1", PASTED]]
-
-    found = read_bytes(workbook(rows), "rows.xlsx")
-
-    assert found.texts == [[("user", "q0"), ("assistant", "a0")]]
-    assert [row["detail"][:7] for row in found.quarantined.to_pylist()] == ["cell D4"]
-
-
-def test_each_sheet_has_its_own_cells(read_bytes):
-    first, second = [HEADER, ["q0", "a0"]], [HEADER, ["q1", DIVIDED], ["q2", "a2"]]
-
-    found = read_bytes(workbook(first, second), "rows.xlsx")
-
-    assert found.validated["row"].to_pylist() == [0, 2]
-    (bad,) = found.quarantined.to_pylist()
-    assert (bad["row"], bad["detail"][:25]) == (1, "cell B2 of sheet 'Sheet2'")
+    assert found.validated["row"].to_pylist() == rows
+    assert [(each["row"], each["detail"][:25]) for each in found.quarantined.to_pylist()] == bad
 
 
 def test_a_bad_cell_in_the_header_refuses_the_file(read_bytes):

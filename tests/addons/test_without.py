@@ -1,8 +1,4 @@
-"""packhouse works without any one of its add-ons, and prepares, publishes and loads without all.
-
-`lint-imports` keeps the core from importing an add-on and add-ons from importing one another, so
-one run without all of them shows what the core needs.
-"""
+"""packhouse prepares, publishes and loads without any one of its add-ons."""
 
 import json
 import os
@@ -24,21 +20,20 @@ ADDONS = sorted(
     if not path.name.startswith("_") and (path.suffix == ".py" or (path / "__init__.py").exists())
 )
 # One process imports the libraries but not packhouse. It forks once per add-on, and each fork
-# imports packhouse. Arguments: the tokenizer, then name=FUNCTION,FUNCTION; `all` is all add-ons.
+# imports packhouse. Arguments: the tokenizer, then name=FUNCTION,FUNCTION.
 SCRIPT = """
-import os, sys, traceback
+import os, shutil, sys, traceback
 from pathlib import Path
 
 import click.testing, datasets, jinja2, numpy, orjson, pyarrow.parquet, pydantic, rich.console
 import tokenizers, yaml
 
-def use(tokenizer, addon, names):
+def use(tokenizer, names):
     import packhouse
     from packhouse.cli import cli
-    if addon == "all":
-        packhouse.prepare("rows.jsonl", tokenizer=tokenizer, store="store", dataset="rows",
-                          cache="cache", seq_len=128, progress=False)
-        print(len(packhouse.load_packed("store/rows", cache="cache").with_format(None)))
+    packhouse.prepare("rows.jsonl", tokenizer=tokenizer, store="store", dataset="rows",
+                      cache="cache", seq_len=128, progress=False)
+    print(len(packhouse.load_packed("store/rows", cache="cache").with_format(None)))
     for name in names:
         try:
             getattr(packhouse, name)
@@ -51,7 +46,7 @@ def run(tokenizer, addon, names):
     for number in (1, 2):
         os.dup2(os.open(f"said/{addon}.{number}", os.O_WRONLY | os.O_CREAT), number)
     try:
-        use(tokenizer, addon, names)
+        use(tokenizer, names)
         print("done")
     except BaseException:
         traceback.print_exc()
@@ -62,25 +57,19 @@ def run(tokenizer, addon, names):
 assert not any(name.split(".")[0] == "packhouse" for name in sys.modules)
 for argument in sys.argv[2:]:
     addon, _, names = argument.partition("=")
-    parts = [p for p in Path("packhouse/addons").iterdir() if addon in ("all", p.stem)]
-    parts = [p for p in parts if not p.name.startswith("_")]
-    Path("gone").mkdir()
-    for part in parts:
-        part.rename(Path("gone", part.name))
+    (part,) = Path("packhouse/addons").glob(f"{addon}*")
+    part.rename("gone")
     if (child := os.fork()) == 0:
         run(sys.argv[1], addon, names.split(",") if names else [])
     os.waitpid(child, 0)
-    for part in parts:
-        Path("gone", part.name).rename(part)
-    Path("gone").rmdir()
+    Path("gone").rename(part)
+    shutil.rmtree("store", ignore_errors=True)
+    shutil.rmtree("cache/steps", ignore_errors=True)
 """
 
 
 def names_of(addon: str) -> list[str]:
-    parts = {name: module.split(".") for name, module in PUBLIC.items()}
-    return [
-        name for name, path in parts.items() if path[1] == "addons" and addon in ("all", path[2])
-    ]
+    return [name for name, module in PUBLIC.items() if module.split(".")[2] == addon]
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +86,7 @@ def said(tmp_path_factory):
     done = subprocess.run(
         [
             *(sys.executable, "-c", SCRIPT, str(TOKENIZER)),
-            *(f"{name}={','.join(names_of(name))}" for name in ("all", *ADDONS)),
+            *(f"{name}={','.join(names_of(name))}" for name in ADDONS),
         ],
         cwd=folder,
         env=os.environ | {"PYTHONPATH": str(folder), "PYTHONSAFEPATH": "1"},
@@ -109,12 +98,11 @@ def said(tmp_path_factory):
     return folder / "said"
 
 
-@pytest.mark.parametrize("name", ["all", *ADDONS])
+@pytest.mark.parametrize("name", ADDONS)
 def test_all_else_works(name, said):
     printed = (said / f"{name}.1").read_text()
     assert printed.endswith("done\n"), (said / f"{name}.2").read_text()
     for command, (module, _) in COMMANDS.items():
         needed = [module, BUILDS_ON.get(module.rpartition(".")[0], "")]
-        gone = [each.split(".")[2] for each in needed if each.split(".")[1:2] == ["addons"]]
-        is_gone = bool(gone) and (name == "all" or name in gone)
+        is_gone = any(each.split(".")[1:3] == ["addons", name] for each in needed)
         assert (f"\n  {command} " in printed) is not is_gone

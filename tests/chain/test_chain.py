@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -152,6 +153,28 @@ def test_two_processes_with_other_hash_seeds_publish_the_same_bytes(tmp_path):
     assert one["version"] == two["version"]
     assert files_one == files_two
     assert {"manifest.json"} < set(files_one)
+
+
+def test_the_command_fails_in_one_sentence_with_a_code(tmp_path):
+    command = [
+        "prepare",
+        str(DEMO),
+        "--set",
+        "validate.max_quarantined=0",
+        "--cache",
+        str(tmp_path),
+    ]
+    result = subprocess.run(
+        [sys.executable, "-m", "packhouse", *command],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 4
+    *done, said = result.stderr.splitlines()
+    assert said.startswith("QuarantineLimitError: 9 of 304")
+    assert all(re.match(r"importing|planning|1/8 validate ", line) for line in done)
 
 
 def test_a_template_that_prints_the_date_is_rendered_again_on_another_day(project, monkeypatch):

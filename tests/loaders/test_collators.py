@@ -181,7 +181,7 @@ def test_every_record_has_the_same_targets_packed_and_padded(records, kind):
     ("settings", "message"),
     [
         ({"padding": "max_length"}, "max_length"),
-        ({"max_length": 16, "prefix_tokens": 16}, "prefix_tokens"),
+        ({"max_length": 16, "prefix_tokens": 16}, "leaves no room after 16 prefix tokens"),
         ({"side": "centre"}, "side 'centre' is unknown"),
         ({"padding": "max"}, "padding 'max' is unknown"),
         ({"too_long": "cut"}, "too_long 'cut' is unknown"),

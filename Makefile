@@ -69,7 +69,7 @@ pythons: $(TEST_STAMP) ## test the core and the wheel on other installed Python 
 			tests/e2e/test_wheel.py::test_three_lines_in_a_fresh_environment || exit 1; \
 	done
 
-gpu: $(TEST_STAMP) ## run the tests that need a GPU, and print what they measure (10 minutes)
+gpu: $(TEST_STAMP) ## run the tests that need a GPU
 	$(BIN)/python -m pytest -m gpu -rs -v --log-cli-level=INFO tests/loaders/test_gpu.py
 
 # Distributed by file, because servers are fixtures of a file, and tests of the stack together (tests/
@@ -87,7 +87,7 @@ audit: $(TEST_STAMP) ## list known vulnerabilities of the pinned packages (asks 
 	$(BIN)/python requirements/audit.py
 
 soak: $(TEST_STAMP) ## stress-test the store for MINUTES (10) with faults, kills and races
-	$(BIN)/python -m tests.store.soak all --minutes $(or $(MINUTES),10)
+	$(BIN)/python -m tests.store.soak --minutes $(or $(MINUTES),10)
 
 fuzz: $(TEST_STAMP) ## feed INPUTS (100000) generated files to the readers, guided by coverage
 	$(BIN)/python -m tests.fuzz.files --inputs $(or $(INPUTS),100000)

@@ -1,7 +1,8 @@
 """moto's S3 server: in this process for tests that use a bucket but do not test S3, or on a port.
 
-`python -m tests.moto_s3 PORT` answers one request at a time: moto compares the ETag of a conditional
-write and then writes without a lock, so that of two writes at once both can be accepted.
+`python -m tests.moto_s3 PORT` answers one request at a time: moto compares the ETag of a
+conditional write and then writes without a lock, so that of two writes at once both can be
+accepted.
 """
 
 import io

@@ -23,7 +23,7 @@ from packhouse.run.step_cache import StepStore
 from tests.cache.conftest import steps_in
 
 GC_LOOP = """
-import sys
+import sys, time
 from pathlib import Path
 from packhouse.run.cache_eviction import list_steps, remove_steps
 while not Path(sys.argv[1], "stop").exists():
@@ -31,6 +31,7 @@ while not Path(sys.argv[1], "stop").exists():
     freed = remove_steps(cache, [each for each in list_steps(cache) if not each.is_held])
     if freed:
         Path(sys.argv[1], "freed").touch()
+    time.sleep(0.02)
 """
 
 

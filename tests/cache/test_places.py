@@ -61,7 +61,7 @@ def test_a_mirror_that_is_a_folder_is_refused(monkeypatch):
         find_cache()
 
 
-@pytest.mark.parametrize("uri", ["s3://b/x", "file:/x", "s3:/b/x", "S3:b/x", "hdfs:/x"])
+@pytest.mark.parametrize("uri", ["s3://b/x", "s3:/b/x", "S3:b/x"])
 def test_no_uri_ever_becomes_a_folder(uri, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for folder in (Path(uri), Path(uri).absolute()):

@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,10 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from packhouse.errors import (
-    QuarantineLimitError,
-    SequenceTooLongError,
-)
+from packhouse.errors import QuarantineLimitError, SequenceTooLongError
 from packhouse.records.table_schemas import PACKED
 from packhouse.store import open_version
 
@@ -35,15 +33,6 @@ def test_rows_become_a_version_with_every_record_in_exactly_one_pack(project):
     known = pq.read_table(project.folder(prepared) / records.key)["record_id"].to_pylist()
     assert len(packed) == 60
     assert sorted(packed) == sorted(known)
-
-
-def test_a_second_run_recomputes_nothing(project):
-    first = project.prepare()
-    second = project.prepare()
-
-    assert (first.created, second.created) == (True, False)
-    assert second.version == first.version
-    assert project.cached_steps(second) == STEPS
 
 
 def test_another_seq_len_redoes_pack_and_what_follows(project):
@@ -98,25 +87,9 @@ def test_shard_size_and_file_order_do_not_change_published_bytes(project, monkey
     assert digests[0] == digests[1]  # the report names the version
 
 
-def test_sides_do_not_change_when_rows_are_appended(project):
-    def sides(prepared):
-        opened = open_version(prepared.store, "sums", prepared.version)
-        (entry,) = opened.files("records")
-        table = pq.read_table(project.folder(prepared) / entry.key)
-        return dict(zip(table["record_id"].to_pylist(), table["split"].to_pylist(), strict=True))
-
-    before = sides(project.prepare())
-    project.write_rows(range(90))
-    after = sides(project.prepare())
-
-    assert len(set(before.values())) == 2
-    assert {record: after[record] for record in before} == before
-
-
-@pytest.mark.parametrize("step", ["validate", "pack", "files"])
-def test_a_missing_or_altered_cached_file_is_recomputed(project, step):
+def test_an_altered_file_in_the_cache_is_written_again_and_others_are_not(project):
     first = project.prepare()
-    (receipt,) = [r for r in first.receipts if r.step == step][:1]
+    receipt = next(r for r in first.receipts if r.step == "pack")
     name = next(iter(receipt.files))
     path = receipt.path(name)
     content = bytearray(path.read_bytes())
@@ -125,9 +98,8 @@ def test_a_missing_or_altered_cached_file_is_recomputed(project, step):
 
     second = project.prepare()
 
-    assert step not in project.cached_steps(second)
-    assert second.version == first.version
-    assert not second.created
+    assert "pack" not in project.cached_steps(second)
+    assert (second.version, second.created) == (first.version, False)
     assert project.cached_steps(project.prepare()) == STEPS
 
 
@@ -153,38 +125,6 @@ def test_too_many_bad_rows_publish_nothing(project):
 def test_a_record_that_is_too_long_fails_if_the_policy_is_error(project):
     overrides = ("pack.over_length=error", "pack.seq_len=32")
     fails_with(project, SequenceTooLongError, "seq_len 32", *overrides)
-
-
-@pytest.mark.parametrize("file_format", ["parquet", "arrow", "jsonl"])
-@pytest.mark.parametrize("layout", ["labels", "compact"])
-def test_every_file_format_and_layout_gives_the_same_version(project, file_format, layout):
-    import datasets
-    import numpy as np
-
-    prepared = project.prepare(f"publish.file_format={file_format}", f"publish.layout={layout}")
-    opened = open_version(prepared.store, "sums", prepared.version)
-    entries = opened.files("data", "train")
-    paths = [str(project.folder(prepared) / entry.key) for entry in entries]
-    loader = {"jsonl": "json"}.get(file_format, file_format)
-    rows = datasets.load_dataset(
-        loader, data_files=paths, split="train", cache_dir=str(project.root / "hf")
-    )
-    statistics = prepared.published.statistics["train"]
-    assert len(rows) == statistics.num_packs
-    assert sum(len(row["input_ids"]) for row in rows) == statistics.num_tokens
-    if layout == "labels":
-        trained = sum(int(np.sum(np.array(row["labels"]) != -100)) for row in rows)
-    else:
-        trained = sum(s["end"] - s["start"] for row in rows for s in row["trained_ranges"])
-    assert trained == statistics.num_trained
-
-
-@pytest.mark.parametrize("strategy", ["best_fit", "first_fit", "next_fit", "concat", "none"])
-def test_every_strategy_conserves_tokens(project, strategy):
-    prepared = project.prepare(f"pack.strategy={strategy}")
-    statistics = prepared.published.statistics.values()
-    (tokenize,) = [line for line in prepared.ledger if line.step == "tokenize"]
-    assert sum(side.num_tokens for side in statistics) == tokenize.tokens_out
 
 
 def run_demo(folder: Path, seed: str) -> tuple[dict, dict[str, bytes]]:
@@ -215,29 +155,25 @@ def test_two_processes_with_other_hash_seeds_publish_the_same_bytes(tmp_path):
     assert {"manifest.json"} < set(files_one)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        (["nowhere.yaml"], 2, "ConfigError: no recipe at 'nowhere.yaml'"),
-        ([str(DEMO), "--set", "tokenizer=/nowhere"], 3, "TokenizerError: .*/nowhere"),
-        ([str(DEMO), "--set", "validate.max_quarantined=0"], 4, "QuarantineLimitError: 9 of 304"),
-    ],
-)
-def test_the_command_fails_in_one_sentence_with_a_code(tmp_path, arguments, code, message):
-    import re
-
+def test_the_command_fails_in_one_sentence_with_a_code(tmp_path):
+    command = [
+        "prepare",
+        str(DEMO),
+        "--set",
+        "validate.max_quarantined=0",
+        "--cache",
+        str(tmp_path),
+    ]
     result = subprocess.run(
-        [sys.executable, "-m", "packhouse", "prepare", *arguments, "--cache", str(tmp_path)],
+        [sys.executable, "-m", "packhouse", *command],
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert result.returncode == code
-    assert re.search(message, result.stderr)
-    assert "Traceback" not in result.stderr
+    assert result.returncode == 4
     *done, said = result.stderr.splitlines()
-    assert re.search(message, said)
+    assert said.startswith("QuarantineLimitError: 9 of 304")
     assert all(re.match(r"importing|planning|1/8 validate ", line) for line in done)
 
 

@@ -67,12 +67,7 @@ def receipts_in(cache):
 @pytest.mark.timeout(700)
 @pytest.mark.parametrize(
     ("step", "nth", "when"),
-    [
-        ("validate", 3, "before"),
-        ("pack", 1, "written"),
-        ("files", 2, "before"),
-        ("publish", 1, "written"),
-    ],
+    [("files", 2, "before"), ("publish", 1, "written")],
 )
 def test_a_run_that_was_killed_goes_on_without_doing_finished_jobs_again(
     project, recipe, small, undisturbed, step, nth, when

@@ -48,7 +48,7 @@ def lineage(uri: str) -> list[dict[str, Any]]:
     return [row for file in files for row in pq.read_table(file).to_pylist()]
 
 
-@pytest.mark.parametrize("strategy", ["best_fit", "concat", "none"])
+@pytest.mark.parametrize("strategy", ["best_fit", "concat"])
 def test_each_source_has_eval_files_of_its_own(project, tmp_path, strategy):
     split = {"eval_fraction": 0.3, "eval_by_source": True}
     pack = {"seq_len": 256, "strategy": strategy}
@@ -74,10 +74,8 @@ def test_exports_hold_a_set_for_each_source(project, tmp_path):
     formats = ["trl", "axolotl", "megatron", "mds", "jsonl", "arrow"]
     split = {"eval_fraction": 0.3, "eval_by_source": True}
     uri, _ = publish(project, split=split, publish={"exports": formats})
-    address, _, version = uri.partition("@")
-    opened = open_version(*address.rsplit("/", 1), version)
     made = {
-        name: export_version(opened, name, tmp_path / name, cache=tmp_path / "copies").files
+        name: export_version(opened_at(uri), name, tmp_path / name, cache=tmp_path / "copies").files
         for name in formats
     }
 
@@ -110,12 +108,10 @@ def test_a_source_for_evaluation_only_takes_its_prompts_along(project, tmp_path)
     assert (facts.split.asked, facts.split.eval, facts.split.rows) == (20, 30, 120)
 
 
-@pytest.mark.parametrize("near", ["ignore", "keep"])
-def test_a_row_that_stays_for_one_for_evaluation_only_is_not_trained(project, tmp_path, near):
+def test_a_row_that_stays_for_one_for_evaluation_only_is_not_trained(project):
     rows = [{"instruction": f"Add  1 to {n}.", "output": f"{n + 1}, a."} for n in range(5)]
     (project.root / "test.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
-    dedup = {"exact": "drop", "near": near}
-    uri, _ = publish(project, only=True, dedup=dedup, split={"group_by": "record"})
+    uri, _ = publish(project, only=True, dedup={"exact": "drop"}, split={"group_by": "record"})
 
     rows = {(row["source"].partition("/")[0], row["row"]): row for row in lineage(uri)}
     assert {rows["test", n]["outcome"] for n in range(5)} == {"duplicate"}

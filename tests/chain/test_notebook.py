@@ -19,19 +19,19 @@ from tests.prepared import prepare_in
 DEMO = "deployments/demo/tokenizer"
 
 
-def rows_with(text):
-    return [{"instruction": f"Say {text} {n}.", "output": f"{text} {n}!"} for n in range(60)]
-
-
-def prepared(tmp_path, rows, **settings):
-    own = {"dataset": "demo", "format": {"template": "alpaca"}, "seq_len": 256}
-    return prepare_in(tmp_path, rows, **own, **settings)
-
-
-def test_a_version_shows_numbers_lengths_and_three_records(tmp_path):
-    rows = [*rows_with("one"), {"instruction": "no answer"}, {"instruction": "none either"}]
-    version = prepared(tmp_path, rows, split={"eval_fraction": 0.1},
-                       validate={"max_quarantined": 0.2})  # fmt: skip
+def test_a_version_shows_numbers_lengths_and_three_records_as_text(tmp_path):
+    text = "<script>alert('x')</script>\x1b]0;\u202e"
+    rows = [{"instruction": f"Say {text} {n}.", "output": f"{text} {n}!"} for n in range(60)]
+    rows += [{"instruction": "no answer"}, {"instruction": "none either"}]
+    version = prepare_in(
+        tmp_path,
+        rows,
+        dataset="demo",
+        format={"template": "alpaca"},
+        seq_len=256,
+        split={"eval_fraction": 0.1},
+        validate={"max_quarantined": 0.2},
+    )
     html = version._repr_html_()
 
     assert version.id in html
@@ -42,20 +42,12 @@ def test_a_version_shows_numbers_lengths_and_three_records(tmp_path):
         assert f"{counts['num_packs']:,} packs" in html
         assert f"{counts['num_sequences']:,} records by length" in html
     assert html.count("<pre>") == 3
-    assert re.search(r'<span class="trained">\s*one \d+!</span>', html)
-
-
-def test_a_row_is_shown_as_text_and_never_as_a_page(tmp_path):
-    version = prepared(tmp_path, rows_with("<script>alert('x')</script>\x1b]0;\u202e"))
+    assert re.search(r'<span class="trained">\s*&lt;script&gt;.* \d+!</span>', html)
     recipe = packhouse.Recipe.model_validate(
         {"dataset": "demo", "tokenizer": DEMO, "sources": [{"path": "<img src=x onerror=a()>"}]}
     )
-    for html in (version._repr_html_(), recipe._repr_html_()):
-        assert "<script" not in html
-        assert "<img" not in html
-        assert "\x1b" not in html
-        assert "\u202e" not in html
-    assert "&lt;script&gt;" in version._repr_html_()
+    for page in (html, recipe._repr_html_()):
+        assert not [part for part in ("<script", "<img", "\x1b", "\u202e") if part in page]
     assert "&lt;img src=x" in recipe._repr_html_()
 
 

@@ -10,6 +10,7 @@ import tomllib
 from pathlib import Path
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 
 import packhouse
@@ -17,13 +18,14 @@ from packhouse.errors import (
     AuditError,
     ConfigError,
     PluginError,
-    QuarantineLimitError,
     SourceError,
 )
+from packhouse.pack.strategies import plan_packs
+from packhouse.run.chain import plan_jobs
 from packhouse.store import open_version
 from packhouse.system import plugins
 from packhouse.system.plugins import PluginFunction, find_plugin
-from tests.prepared import prepare_in
+from tests.prepared import TOKENIZER, prepare_in
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "plugins.md").read_text()
@@ -69,8 +71,9 @@ class Acme:
         plugins.installed.cache_clear()
 
     def replace(self, old, new, version="1.0"):
-        assert old in CODE
-        self.install(CODE.replace(old, new), version)
+        code = (self.folder / "acme_data.py").read_text()
+        assert old in code
+        self.install(code.replace(old, new), version)
 
 
 @pytest.fixture
@@ -100,8 +103,8 @@ def test_the_recipe_of_the_page_runs_in_processes_of_their_own(acme, tmp_path):
     (tmp_path / "recipe.yaml").write_text(RECIPE)
     rows = [row(99, answers=()), *(row(number) for number in range(199))]
     (tmp_path / "faq.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    tokenizer = f"tokenizer={ROOT / 'deployments' / 'demo' / 'tokenizer'}"
-    command = ["prepare", "recipe.yaml", "--set", tokenizer, "--workers", "2", "--cache", "cache"]
+    command = ["prepare", "recipe.yaml", "--set", f"tokenizer={TOKENIZER}", "--workers", "2"]
+    command += ["--cache", "cache"]
     path = os.pathsep.join([str(acme.folder), str(ROOT)])
 
     done = subprocess.run(
@@ -129,18 +132,21 @@ def test_the_metadata_of_installed_packages_is_read_once_per_process(acme, monke
     assert plugins.plugin_names("checks") == ["no_emails"]
 
 
-def test_the_version_of_a_plug_in_is_part_of_the_id_and_nothing_else_of_it_is(acme, prepare):
-    settings = [
-        {},
-        {"pack": {"strategy": "in_order"}},
-        {"audit": {"checks": ["no_emails"]}},
-    ]
-    first = [prepare(**each).id for each in settings]
-    assert len(set(first)) == 3
+def test_the_version_of_a_plug_in_is_part_of_the_id_and_nothing_else_of_it_is(acme, tmp_path):
+    (tmp_path / "faq.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    source = {"path": str(tmp_path / "faq.jsonl"), "format": "faq"}
+
+    def versions():
+        base = {"dataset": "faq", "sources": [source], "tokenizer": str(TOKENIZER)}
+        own = ({}, {"pack": {"strategy": "in_order"}}, {"audit": {"checks": ["no_emails"]}})
+        return {plan_jobs(packhouse.Recipe.model_validate(base | each)).version_id for each in own}
+
+    first = versions()
+    assert len(first) == 3
     acme.replace("Find rows", "Look for rows")
-    assert [prepare(**each).id for each in settings] == first
+    assert versions() == first
     acme.install(version="1.1")
-    assert not {prepare(**each).id for each in settings} & set(first)
+    assert not versions() & first
 
 
 @pytest.mark.parametrize(
@@ -155,10 +161,10 @@ def test_the_version_of_a_plug_in_is_part_of_the_id_and_nothing_else_of_it_is(ac
         ("return 1 / 0", "failed on 40 lengths: ZeroDivisionError: division by zero"),
     ],
 )
-def test_a_plan_that_breaks_a_rule_is_refused_by_name(acme, prepare, new, message):
+def test_a_plan_that_breaks_a_rule_is_refused_by_name(acme, new, message):
     acme.replace("return packs", new)
     with pytest.raises(PluginError, match=message) as caught:
-        prepare(pack={"strategy": "in_order"})
+        plan_packs(np.full(40, 30, np.int32), 512, "in_order", 0)
     assert str(caught.value).startswith("packing strategy 'in_order' of acme-data 1.0 ")
 
 
@@ -179,30 +185,25 @@ def test_a_row_format_that_fails_is_named(acme, prepare, new, message):
 def test_rows_without_a_conversation_are_quarantined(acme, prepare):
     acme.replace('"role": "user"', '"role": "judge" if "fact 7?" in question else "user"')
     rows = [row(99, answers=()), *ROWS]
-    with pytest.raises(QuarantineLimitError):
-        prepare(rows)
+    acme.replace("    return {", '    return [] if "fact 5?" in question else {')
     version = prepare(rows, validate={"max_quarantined": 0.1})
-    found = zip(*(version.quarantined[c].to_pylist() for c in ("row", "reason")), strict=True)
-    assert set(found) == {(0, "no_answer"), (8, "unknown_role")}
+    found = {row["row"]: (row["reason"], row["detail"]) for row in version.quarantined.to_pylist()}
+    assert {row: reason for row, (reason, _) in found.items()} == {
+        0: "no_answer",
+        6: "no_messages",
+        8: "unknown_role",
+    }
+    assert found[6][1] == "row format 'faq' of acme-data 1.0 found no conversation"
 
 
-def test_a_row_in_which_a_plugin_finds_nothing_is_quarantined(acme, prepare):
-    acme.replace("    return {", '    return [] if "fact 7?" in question else {')
-    version = prepare(validate={"max_quarantined": 0.1})
-    (bad,) = version.quarantined.to_pylist()
-    assert (bad["row"], bad["reason"]) == (7, "no_messages")
-    assert bad["detail"] == "row format 'faq' of acme-data 1.0 found no conversation"
-
-
-@pytest.mark.parametrize(
-    "taken", ["row.get('note')", "{**row}", "dict(row)", "row.copy()", "row | {}", "row.items()"]
-)
-def test_text_that_a_plug_in_does_not_take_is_refused(acme, prepare, taken):
+@pytest.mark.parametrize("taken", ["row.get('note')", "{**row}", "row.items()"])
+def test_text_that_a_plug_in_does_not_take_is_refused(acme, prepare, tmp_path, taken):
     rows = [each | {"note": "The sky is blue because of the air."} for each in ROWS]
     with pytest.raises(SourceError, match=r"no setting reads the text in 'note' \(40 of 40 rows"):
         prepare(rows)
     acme.replace("    return {", f"    {taken}\n    return {{", version="2.0")
-    assert prepare(rows).id
+    data = {"path": str(tmp_path / "faq.jsonl"), "format": "faq"}
+    assert not packhouse.plan(data, tokenizer=TOKENIZER, cache=tmp_path).refusals
 
 
 def test_a_check_that_finds_fault_stops_publication(acme, prepare):
@@ -247,8 +248,7 @@ def test_an_unknown_name_is_refused_with_a_suggestion(acme, prepare):
 def test_nothing_is_imported_that_no_recipe_names(acme, tmp_path):
     acme.install(code="raise SystemExit('imported')")
     rows = [{"instruction": f"Say {n}.", "output": f"{n}!"} for n in range(9)]
-    tokenizer = str(ROOT / "deployments" / "demo" / "tokenizer")
-    packhouse.plan(rows, tokenizer=tokenizer, cache=tmp_path, pack={"strategy": "first_fit"})
+    packhouse.plan(rows, tokenizer=TOKENIZER, cache=tmp_path, pack={"strategy": "first_fit"})
     assert "acme_data" not in sys.modules
     assert find_plugin("checks", "no_emails").version == "1.0"
     assert "acme_data" not in sys.modules

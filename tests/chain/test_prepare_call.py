@@ -45,28 +45,20 @@ def ids(version):
     return [row["input_ids"] for row in version.train]
 
 
-def test_rows_in_any_form_give_the_same_packs(prepare, file):
+def test_rows_in_any_form_give_the_same_packs_as_next_to_other_sources(prepare, file):
     version = prepare(file)
     assert version.dataset == "my-numbers"
     assert sum(len(row["seq_lengths"]) for row in version.train) == len(ROWS)
     frame = pd.DataFrame(ROWS)
-    for data in (
-        ROWS,
-        datasets.Dataset.from_list(ROWS),
-        frame,
-        pa.Table.from_pandas(frame),
-        [file],
-    ):
+    for data in (tuple(ROWS), datasets.Dataset.from_list(ROWS), frame, pa.Table.from_pandas(frame)):
         assert ids(prepare(data)) == ids(version)
-
-
-def test_conversations_and_tuples_are_rows(prepare):
-    talks = [
-        [{"role": "user", "content": f"Say {n}."}, {"role": "assistant", "content": f"{n}!"}]
-        for n in range(60)
-    ]
-    assert prepare(talks, format={}).ledger[0]["rows_out"] == 60
-    assert prepare(tuple(ROWS)).id == prepare(ROWS).id
+    asked = [{"question": f"What is {n}?", "answer": f"{n}"} for n in range(40)]
+    rows, name = datasets.Dataset.from_list(asked), "question_answer"
+    both = prepare([file, {"path": rows, "name": "asked", "format": name}], dataset="mixed")
+    assert {source["file"].split("/")[0]: source["rows"] for source in both.sources} == {
+        "my-numbers.v2": 60,
+        "asked": 40,
+    }
 
 
 def test_rows_in_the_cache_that_were_altered_are_written_again(prepare, tmp_path):
@@ -76,21 +68,9 @@ def test_rows_in_the_cache_that_were_altered_are_written_again(prepare, tmp_path
     assert prepare(ROWS, store=tmp_path / "other").id == first.id
 
 
-def test_several_sources_keep_their_settings(prepare, file):
-    asked = [{"question": f"What is {n}?", "answer": f"{n}"} for n in range(40)]
-    named = {
-        "path": datasets.Dataset.from_list(asked),
-        "name": "asked",
-        "format": "question_answer",
-    }
-    version = prepare([file, named], dataset="mixed")
-    assert {source["file"].split("/")[0]: source["rows"] for source in version.sources} == {
-        "my-numbers.v2": 60,
-        "asked": 40,
-    }
-
-
-def test_a_recipe_its_file_and_its_arguments_are_the_same_version(prepare, file, tmp_path):
+def test_a_recipe_its_file_and_its_arguments_are_the_same_version(
+    prepare, file, tmp_path, monkeypatch
+):
     by_hand = prepare(file, seq_len=256, split={"eval_fraction": 0.2})
     recipe = {
         "dataset": "my-numbers",
@@ -105,10 +85,16 @@ def test_a_recipe_its_file_and_its_arguments_are_the_same_version(prepare, file,
     own = {"tokenizer": None, "format": {}, "seq_len": 256}
 
     assert by_hand.is_new
-    for data in (path, str(path), packhouse.load_recipe(path)):
+    for data in (path, packhouse.load_recipe(path)):
         found = prepare(data, **own)
         assert (found.id, found.is_new) == (by_hand.id, False)
     assert prepare(path, **own | {"seq_len": None}).id != by_hand.id  # the recipe's own 512
+    del recipe["tokenizer"]
+    path.write_text(yaml.safe_dump(recipe))
+    with pytest.raises(ConfigError, match="tokenizer"):
+        prepare(path, **own)
+    monkeypatch.chdir(Path(TOKENIZER).parent)  # the caller sets the folder, not the recipe
+    assert prepare(path, **own | {"tokenizer": "tokenizer"}).id == by_hand.id
 
 
 def test_a_version_gives_an_account_of_every_row(prepare):
@@ -215,23 +201,6 @@ def test_an_invalid_tokenizer_is_refused(prepare):
     assert "hunter2" not in str(refused.value)
 
 
-def test_the_command_makes_the_version_of_the_call(prepare, file, tmp_path):
-    called = prepare(file, seq_len=256)
-    options = ["--tokenizer", TOKENIZER, "--seq-len", "256", "--set", "format.template=alpaca"]
-    options += ["--store", str(tmp_path / "store"), "--cache", str(tmp_path / "cache")]
-
-    done = CliRunner().invoke(cli, ["prepare", str(file), *options, "--json"])
-    assert done.exit_code == 0, done.output
-    facts = json.loads(done.stdout)
-    assert (facts["version"], facts["created"]) == (called.id, False)
-
-    shown = CliRunner().invoke(cli, ["prepare", str(file), *options])
-    assert "unchanged" in shown.stdout
-    assert (
-        f'train = load_packed("{tmp_path / "store" / "my-numbers"}", split="train")' in shown.stdout
-    )
-
-
 def test_the_printed_load_command_loads_the_new_version(file, tmp_path):
     """A changed recipe does not move `latest`, and a version may have an empty train split."""
     recipe = tmp_path / "recipe.yaml"
@@ -273,17 +242,6 @@ def test_importing_packhouse_imports_nothing_heavy():
         "assert not {'torch', 'prefect', 'transformers'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_arguments_may_fill_in_what_a_recipe_omits(prepare, file, tmp_path, monkeypatch):
-    recipe = tmp_path / "recipes" / "numbers.yaml"
-    recipe.parent.mkdir()
-    recipe.write_text(yaml.safe_dump({"dataset": "my-numbers", "sources": [{"path": str(file)}]}))
-    with pytest.raises(ConfigError, match="tokenizer"):
-        prepare(recipe, tokenizer=None)
-    assert prepare(recipe).id == prepare(file).id
-    monkeypatch.chdir(Path(TOKENIZER).parent)  # the caller sets the folder, not the recipe
-    assert prepare(recipe, tokenizer="tokenizer").id == prepare(file).id
 
 
 def test_a_mistake_in_a_recipe_names_its_line_unless_it_is_in_an_argument(prepare, file, tmp_path):

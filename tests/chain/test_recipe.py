@@ -72,9 +72,37 @@ def test_overrides_reach_sections_and_list_items(write):
         (MINIMAL + "publish: {also: [x]}", "'publish.also.0' must be hf://datasets/ORG/NAME or"),
         (MINIMAL + "publish: {exports: [mdz]}", r"did you mean 'mds'\?"),
         (MINIMAL.replace("- path: rows.jsonl", "[]"), "'sources' must have at least 1 item"),
-        (MINIMAL + "split: {eval_fraction: 0.1, eval_count: 3}", "eval_count are both set"),
+        (
+            MINIMAL + "split: {eval_fraction: 0.1, eval_count: 3}",
+            "eval_count are both set. Remove one$",
+        ),
         (MINIMAL.replace("rows.jsonl", "${HOME}/rows"), "only variables named PACKHOUSE_"),
         (MINIMAL.replace("rows.jsonl", "${PACKHOUSE_NOT_SET}/rows"), "PACKHOUSE_NOT_SET"),
+        (MINIMAL + "pack: {seq_len: true}", "'pack.seq_len': must not be a boolean, got true"),
+        (MINIMAL + "validate: {max_quarantined: yes}", "must not be a boolean, got true"),
+        (
+            MINIMAL + "pack: {seed: 1}\npack: {seed: 2}",
+            "line 7, column 1: key 'pack' is already set in line 6",
+        ),
+        (MINIMAL + "pack: {seed: 1, seed: 1}", "line 6, .*: key 'seed' is already set in line 6"),
+        (MINIMAL.replace("tiny", "a.."), "'dataset' may contain .* single dots"),
+        (MINIMAL.replace("tiny", "a."), "'dataset' may contain "),
+        (MINIMAL.replace("tiny", "a" * 65), "'dataset' must have at most 64 characters"),
+        (MINIMAL + "pack: &a [*a]", "an alias .* is inside its own anchor"),
+        (MINIMAL + "pack: " + "[" * 1000, "nested too deeply"),
+        (MINIMAL + "golden: 2024-13-45", "month must be in 1..12"),
+        (
+            MINIMAL + "audit: {benchmarks: [{path: a, pth: a}]}",
+            "unknown key 'audit.benchmarks.0.pth'",
+        ),
+        (MINIMAL + "pack: {seq_len: 99999999999}", "must be at most 16,777,216, got 99999999999$"),
+        (MINIMAL + "1: 2", "key '1' must be text. Put it in quotes$"),
+        (MINIMAL.replace("tokenizer: tokenizer", ""), "Hugging Face Hub, `org/name` or"),
+        ("", "is empty"),
+        (
+            MINIMAL + "format: {template: sequence_classification}\n",
+            r"one label per record.* Set pack\.strategy: none",
+        ),
     ],
 )
 def test_a_wrong_recipe_names_the_key_and_the_allowed_values(write, text, message):
@@ -104,11 +132,6 @@ def test_text_in_a_wrong_field_is_not_repeated(write):
         assert secret not in str(caught.value)
 
 
-def test_a_missing_recipe_is_named(tmp_path):
-    with pytest.raises(ConfigError, match=r"no recipe at .*nowhere\.yaml"):
-        load_recipe(tmp_path / "nowhere.yaml")
-
-
 def test_variables_have_defaults(write, monkeypatch, tmp_path):
     path = write(MINIMAL.replace("rows.jsonl", "${PACKHOUSE_ROWS:-here}/rows.jsonl"))
     assert load_recipe(path).sources[0].path == str(tmp_path / "here" / "rows.jsonl")
@@ -132,30 +155,6 @@ def test_the_form_of_the_recipe_is_closed_and_describes_every_field():
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (MINIMAL + "pack: {seq_len: true}", "'pack.seq_len': must not be a boolean, got true"),
-        (MINIMAL + "validate: {max_quarantined: yes}", "must not be a boolean, got true"),
-        (
-            MINIMAL + "pack: {seed: 1}\npack: {seed: 2}",
-            "line 7, column 1: key 'pack' is already set in line 6",
-        ),
-        (MINIMAL + "pack: {seed: 1, seed: 1}", "line 6, .*: key 'seed' is already set in line 6"),
-        (MINIMAL.replace("tiny", "a.."), "'dataset' may contain .* single dots"),
-        (MINIMAL.replace("tiny", "a."), "'dataset' may contain "),
-        (MINIMAL.replace("tiny", "a" * 65), "'dataset' must have at most 64 characters"),
-        (MINIMAL + "pack: &a [*a]", "an alias .* is inside its own anchor"),
-        (MINIMAL + "pack: " + "[" * 3000, "nested too deeply"),
-        (MINIMAL + "golden: 2024-13-45", "month must be in 1..12"),
-        (MINIMAL + "audit: {benchmarks: [{pth: a}]}", "unknown key 'audit.benchmarks.0.pth'"),
-    ],
-)
-def test_values_that_yaml_or_pydantic_would_accept_are_refused(write, text, message):
-    with pytest.raises(ConfigError, match=message):
-        load_recipe(write(text))
-
-
-@pytest.mark.parametrize(
     ("override", "message"),
     [
         ("seq_len", "--set"),
@@ -165,7 +164,7 @@ def test_values_that_yaml_or_pydantic_would_accept_are_refused(write, text, mess
         ("sources.\u00b2=1", "The list has items 0 to 0"),
         ("sources.1.path=x", "no item '1'. The list has items 0 to 0"),
         ("pack=&a [*a]", "an alias"),
-        ("pack.seed=" + "[" * 3000, "nested too deeply"),
+        ("pack.seed=" + "[" * 1000, "nested too deeply"),
     ],
 )
 def test_a_wrong_override_is_one_sentence(write, override, message):
@@ -174,6 +173,8 @@ def test_a_wrong_override_is_one_sentence(write, override, message):
 
 
 def test_a_recipe_that_is_no_text_file_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"no recipe at .*nowhere\.yaml"):
+        load_recipe(tmp_path / "nowhere.yaml")
     with pytest.raises(ConfigError, match="is a folder"):
         load_recipe(tmp_path)
     (tmp_path / "latin.yaml").write_bytes(b"dataset: caf\xe9")
@@ -181,13 +182,6 @@ def test_a_recipe_that_is_no_text_file_is_named(tmp_path):
         load_recipe(tmp_path / "latin.yaml")
     with pytest.raises(ConfigError, match="cannot be read"):
         load_recipe(tmp_path / "latin.yaml" / "recipe.yaml")
-
-
-def test_a_head_for_classes_takes_no_packs(write):
-    with pytest.raises(ConfigError, match=r"one label per record.* Set pack\.strategy: none") as e:
-        load_recipe(write(MINIMAL + "format: {template: sequence_classification}\n"))
-
-    assert "got" not in str(e.value)
 
 
 def test_aliases_that_stand_for_too_much_are_refused(tmp_path):
@@ -208,18 +202,3 @@ def test_a_value_of_an_override_has_no_line_in_the_file(write):
     ):
         with pytest.raises(ConfigError, match=said):
             load_recipe(path, (override,))
-
-
-def test_limits_and_rules_read_as_people_write_them(write):
-    for text, said in (
-        (MINIMAL + "pack: {seq_len: 99999999999}", "must be at most 16,777,216, got 99999999999$"),
-        (MINIMAL + "1: 2", "key '1' must be text. Put it in quotes$"),
-        (
-            MINIMAL + "split: {eval_fraction: 0.1, eval_count: 3}",
-            "eval_count are both set. Remove one$",
-        ),
-        (MINIMAL.replace("tokenizer: tokenizer", ""), "Hugging Face Hub, `org/name` or"),
-        ("", "is empty"),
-    ):
-        with pytest.raises(ConfigError, match=said):
-            load_recipe(write(text))

@@ -152,15 +152,6 @@ def notes_of(said):
     return [note for _, is_note, note in notes if is_note]
 
 
-def test_notes_read_as_sentences():
-    notes = {"rewritten_prompts": 1, "plain_turns": 1, "bom": 2}
-    assert RenderCounts(notes=notes).lines() == [
-        "1 answer follows the non-thinking prompt",
-        "1 prompt differs from the previous record, but only in text that the template adds",
-        "2 files start with a byte order mark",
-    ]
-
-
 def test_a_stop_token_that_no_file_names_is_one_to_tell_the_engine():
     stops = {"<a>": "tokenizer", "<b>": "template", "<c>": "template"}
     named, not_named = RenderCounts(stop_tokens=stops).lines()

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from packhouse.addons.plan import estimate
-from packhouse.cli.result_summary import print_report
+from packhouse.cli.result_summary import print_report, report_json
 from packhouse.errors import EmptyDatasetError, QuarantineLimitError
 from packhouse.run.chain import plan_jobs
 from packhouse.run.step_cache import Workspace
@@ -77,3 +77,25 @@ def test_rows_that_all_have_a_bad_record_still_give_their_good_ones(project):
     write(project, [question(n, "<|im_end|>", "a <|im_end|>") for n in range(4)])
     with pytest.raises(EmptyDatasetError, match=r"all 4 rows are bad \(control_text 8 records\)"):
         project.prepare(*TREES, REFUSE, all_may)
+
+
+FLAGGED = {"role": "assistant", "content": "Paris.", "loss_mask": False, "mood": "glad"}
+
+
+def test_fields_of_messages_that_nobody_reads_are_named_once_a_source(project, capsys):
+    messages = [{"role": "user", "content": "The capital of France?"}, FLAGGED]
+    row = {"messages": messages, "history": [["a", "b"]]}
+    project.rows.write_text("".join(json.dumps(row) + "\n" for row in [row] * 3))
+    prepared = project.prepare(
+        "sources.0.format=chat", "format.template=chat", "audit.max_duplicates=1"
+    )
+
+    counts = {"history": 3, "messages[].loss_mask": 3, "messages[].mood": 3}
+    assert report_json(prepared)["unused_fields"] == {"rows": counts}
+    (source,) = prepared.published.sources
+    assert source["unused_fields"] == counts
+    print_report(prepared)
+    printed = " ".join(capsys.readouterr().out.split())
+    names = "history 3, messages[].loss_mask 3, messages[].mood 3"
+    assert f"note: source 'rows' has unused fields (number of rows): {names}" in printed
+    assert printed.count("unused") == 1

@@ -4,7 +4,6 @@ import json
 from collections import Counter
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -82,24 +81,21 @@ def as_given(rows):
     return Counter((tuple(row["input_ids"]), tuple(row["labels"])) for row in rows)
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "parquet", "saved"])
-def test_the_ids_published_are_the_ids_given(project, made, kind):
+def test_a_published_version_is_a_source_and_has_the_ids_given(project, made):
+    """Rows with a mask of weights in Hugging Face's format, then the published Parquet files."""
     from datasets import Dataset
 
-    write(project.root / "given.jsonl", made)
-    pq.write_table(pa.Table.from_pylist(made), project.root / "given.parquet")
-    Dataset.from_list(made).save_to_disk(project.root / "saved")
-    path = "saved" if kind == "saved" else f"given.{kind}"
-
-    done = project.prepare(f'sources=[{{"path": "{path}"}}]', "format.template=chat")
-
-    assert published(project, done) == as_given(made)
-    assert done.ledger[0].rows_in == 40
-    assert done.published.audit["dataset"]["turns"] == 40
-
-
-def test_a_published_version_is_a_source(project, made):
-    first = prepared(project, made)
+    weighted = [
+        {"input_ids": row["input_ids"], "loss_mask": [0.5 * (x >= 0) for x in row["labels"]]}
+        for row in made
+    ]
+    Dataset.from_list(weighted).save_to_disk(project.root / "saved")
+    first = project.prepare('sources=[{"path": "saved"}]', "format.template=chat")
+    assert published(project, first) == as_given(made)
+    assert first.published.audit["dataset"]["turns"] == 40
+    for path in (project.folder(first) / "data").glob("*.parquet"):
+        for row in pq.read_table(path).to_pylist():
+            assert row["loss_weights"] == [0.5 if label >= 0 else 0 for label in row["labels"]]
     (project.root / "packs").mkdir()
     for path in (project.folder(first) / "data").glob("*.parquet"):
         (project.root / "packs" / path.name).write_bytes(path.read_bytes())
@@ -140,20 +136,6 @@ def test_bad_rows_are_quarantined_with_their_bytes(project, made):
     assert published(project, done) == as_given(good)
 
 
-def test_weights_of_the_mask_are_published(project, made):
-    rows = [
-        {"input_ids": row["input_ids"], "loss_mask": [0.5 * (x >= 0) for x in row["labels"]]}
-        for row in made
-    ]
-    done = prepared(project, rows)
-
-    (path, *_) = sorted((project.folder(done) / "data").glob("train*.parquet"))
-    table = pq.read_table(path)
-    for row in table.to_pylist():
-        weights = [0.5 if label >= 0 else 0 for label in row["labels"]]
-        assert row["loss_weights"] == weights
-
-
 def _end_untrained(row):
     last = max(n for n, label in enumerate(row["labels"]) if label >= 0)
     row["labels"][last] = -100
@@ -170,11 +152,6 @@ def _prompt_cut(row):
         del column[first - 4 : first]
 
 
-def _front_cut(row):
-    for column in row.values():
-        del column[:4]
-
-
 def _mask_late(row):
     first = next(n for n, label in enumerate(row["labels"]) if label >= 0)
     row["labels"][first] = -100
@@ -186,7 +163,6 @@ def _mask_late(row):
         (_end_untrained, "max_unterminated_turns"),
         (_prompt_trained, "max_trained_prompts"),
         (_prompt_cut, "max_missing_headers"),
-        (_front_cut, "max_missing_headers"),
         (_mask_late, "max_untrained_starts"),
     ],
 )

@@ -21,27 +21,32 @@ def spans(*triples):
 
 @pytest.fixture
 def publish(shared, tmp_path):
-    """Publish one row and return its trained tokens with their weights."""
+    """Publish conversations and return the trained tokens of each with their weights."""
 
-    def published(messages, tokenizer="qwen2.5-instruct", template=CHATML, **settings):
+    def published(*conversations, tokenizer="qwen2.5-instruct", template=CHATML):
         from transformers import AutoTokenizer
 
         (tmp_path / "chat.jinja").write_text(template or "")
         project = Project(tmp_path)
-        project.write([{"messages": messages}])
+        project.write({"messages": messages} for messages in conversations)
         base = {
             "sources": [{"path": "rows.jsonl"}],
             "tokenizer": str(shared / "tokenizers" / tokenizer),
             "format": {"template": "chat.jinja" if template else "chat"},
-            "pack": {"seq_len": 512},
+            "pack": {"seq_len": 512, "strategy": "none"},
             "split": {"eval_fraction": 0},
+            "audit": {"min_answer_coverage": 0.5},  # a token may only end inside a span
         }
-        project.write_recipe(**base | settings)
-        (row,) = load_packed(project.uri(project.prepare()), cache=tmp_path / "copies")
-        weights = row.get("loss_weights") or [float(label != -100) for label in row["labels"]]
+        project.write_recipe(**base)
+        prepared = project.prepare()
+        places = {record["record_id"]: record["row"] for record in project.records(prepared)}
         decode = AutoTokenizer.from_pretrained(shared / "tokenizers" / tokenizer).decode
-        pairs = zip(row["input_ids"], weights, strict=True)
-        return [(decode([token]), weight) for token, weight in pairs if weight]
+        found = [[] for _ in conversations]
+        for row in load_packed(project.uri(prepared), cache=tmp_path / "copies"):
+            weights = row.get("loss_weights") or [float(label != -100) for label in row["labels"]]
+            pairs = zip(row["input_ids"], weights, strict=True)
+            found[places[row["record_ids"][0]]] = [(decode([t]), w) for t, w in pairs if w]
+        return found
 
     return published
 
@@ -65,7 +70,7 @@ def test_the_example_of_axolotl_is_trained_as_axolotl_trains_it(publish):
     asked = ["How", " are", " you", "?", end, "\n"]
     answers = [["Hello", end], [" very", " well", end], ["Hi", " there", "!", end]]
     due = [*answers[0], *asked, *answers[1], *well, end, "\n", *answers[2]]
-    assert publish(messages) == [(token, 1.0) for token in due]
+    assert publish(messages) == [[(token, 1.0) for token in due]]
 
 
 AXOLOTL = {
@@ -78,20 +83,20 @@ AXOLOTL = {
 }
 
 
-@pytest.mark.parametrize("triples", AXOLOTL)
-def test_spans_are_trained_as_axolotl_trains_them(publish, triples):
-    answer = {"from": "gpt", "value": THINK, "train_detail": spans(*triples)}
-    audit = {"min_answer_coverage": 0.9}  # of " The", a span may contain only the last letter
-    found = publish([{"from": "human", "value": "Hm?"}, answer], audit=audit)
-    assert [token for token, _ in found] == AXOLOTL[triples]
-
-
-def test_a_token_is_trained_exactly_if_it_begins_inside_a_span(publish):
-    answer = {"from": "gpt", "value": "Unbelievable!", "train_detail": spans((4, 12, True))}
-    audit = {"min_answer_coverage": 0.5}
-    found = publish([{"from": "human", "value": "Hm?"}, answer], audit=audit)
+def test_spans_are_trained_as_axolotl_trains_them(publish):
+    answers = [(THINK, triples) for triples in AXOLOTL]
+    answers.append(("Unbelievable!", ((4, 12, True),)))
+    chats = [
+        [
+            {"from": "human", "value": f"Hm {number}?"},
+            {"from": "gpt", "value": text, "train_detail": spans(*triples)},
+        ]
+        for number, (text, triples) in enumerate(answers)
+    ]
+    *found, last = publish(*chats)
+    assert [[token for token, _ in each] for each in found] == list(AXOLOTL.values())
     # "Un", "belie", "vable", "!": "belie" begins before character 4. Axolotl trains it.
-    assert [token for token, _ in found] == ["vable", "!", "<|im_end|>"]
+    assert [token for token, _ in last] == ["vable", "!", "<|im_end|>"]
 
 
 def test_parts_of_reasoning_have_their_own_weight(publish):
@@ -103,24 +108,32 @@ def test_parts_of_reasoning_have_their_own_weight(publish):
         ],
         "content": [{"type": "text", "text": "The answer is 4.", "train": True}],
     }
-    found = publish([{"role": "user", "content": "What is 2+2?"}, answer], "qwen3", None)
+    asked = {"role": "user", "content": "What is 2+2?"}
+    (found,) = publish([asked, answer], tokenizer="qwen3", template=None)
     # Axolotl trains the same except "<think>\n", "</think>" and "\n\n", which the template writes.
     assert "".join(token for token, _ in found) == (
         "<think>\n Wait no, 2+2=4.\n</think>\n\nThe answer is 4.<|im_end|>"
     )
 
 
-def test_the_example_of_ms_swift(publish):
-    messages = [
+def test_the_example_of_ms_swift_and_flags_of_any_role(publish):
+    swift = [
         {"role": "user", "content": "hello!"},
         {"role": "assistant", "content": "<think>\n...\n</think>\n", "loss_scale": 1.0},
         {"role": "assistant", "content": "hi!", "loss_scale": 2.0},
         {"role": "user", "content": "1+1=?"},
         {"role": "assistant", "content": "<think>\n...\n</think>\n1+1=3", "loss": False},
     ]
-    found = publish(messages)
+    flags = [
+        {"role": "user", "content": "One?", "training": True},
+        {"role": "assistant", "content": "Two.", "training": True},
+        {"role": "user", "content": "Three?"},
+        {"role": "assistant", "content": "Four.", "train_detail": []},
+    ]
+    found, of_flags = publish(swift, flags)
     texts = {weight: "".join(t for t, own in found if own == weight) for _, weight in found}
     assert texts == {1.0: "<think>\n...\n</think>\n<|im_end|>", 2.0: "hi!<|im_end|>"}
+    assert "".join(token for token, _ in of_flags) == "One?<|im_end|>\nTwo.<|im_end|>"
 
 
 def read(text="Hm. Four.", **fields):
@@ -192,14 +205,3 @@ def test_the_loss_scale_of_a_question_is_refused():
     for scale in (0, 1, 1.0):
         (turn,) = read_messages([asked | {"loss_scale": scale}], None, None).turns
         assert turn[-2:] == (None, None)
-
-
-def test_a_flag_is_read_whatever_the_role_and_the_setting(publish):
-    messages = [
-        {"role": "user", "content": "One?", "training": True},
-        {"role": "assistant", "content": "Two.", "training": True},
-        {"role": "user", "content": "Three?"},
-        {"role": "assistant", "content": "Four.", "train_detail": []},
-    ]
-    found = publish(messages)
-    assert "".join(token for token, _ in found) == "One?<|im_end|>\nTwo.<|im_end|>"

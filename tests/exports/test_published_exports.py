@@ -46,15 +46,14 @@ def test_the_manifest_lists_every_file_and_all_are_intact(carrying, tmp_path):
     assert (pulled / "exports" / "arrow" / "train.arrow").is_file()
 
 
+def without_exports(opened):
+    files = tuple(entry for entry in opened.manifest.files if entry.kind != "exports")
+    return replace(opened, manifest=replace(opened.manifest, files=files))
+
+
 @pytest.mark.parametrize("export_format", FORMATS)
 def test_publish_and_export_write_the_same_bytes(carrying, tmp_path, export_format):
-    plain = replace(
-        carrying,
-        manifest=replace(
-            carrying.manifest,
-            files=tuple(entry for entry in carrying.manifest.files if entry.kind != "exports"),
-        ),
-    )
+    plain = without_exports(carrying)
     cache = tmp_path / "cache"
     copied = export_version(carrying, export_format, tmp_path / "copied", cache=cache)
     made = export_version(plain, export_format, tmp_path / "made", cache=cache)
@@ -103,14 +102,9 @@ def sharded(tmp_path_factory):
 
 def test_a_version_carries_the_shards_that_an_export_writes(sharded, tmp_path):
     keys = {e.key.removeprefix("exports/megatron/"): e.sha256 for e in sharded.files("exports")}
-    plain = replace(
-        sharded,
-        manifest=replace(
-            sharded.manifest,
-            files=tuple(entry for entry in sharded.manifest.files if entry.kind != "exports"),
-        ),
+    made = export_version(
+        without_exports(sharded), "megatron", tmp_path / "made", num_shards=3, cache=tmp_path / "c"
     )
-    made = export_version(plain, "megatron", tmp_path / "made", num_shards=3, cache=tmp_path / "c")
 
     assert {f"{split}-0000{n}-of-00003.idx.parquet" for split in ("train", "eval")
             for n in range(3)} <= keys.keys()  # fmt: skip

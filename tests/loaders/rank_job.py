@@ -1,8 +1,7 @@
-"""One rank of test_ranks.py, started by torchrun: `rank_job.py FOLDER` writes its measurements."""
+"""One rank of test_ranks.py: `check_ranks` on layers with and without data of other ranks."""
 
 import json
 import os
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -79,7 +78,3 @@ def main(folder: Path) -> None:
     dist.barrier()
     dist.destroy_process_group()
     os._exit(0)  # threads of gloo may abort a process that ends by itself
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

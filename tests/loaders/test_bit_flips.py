@@ -15,7 +15,7 @@ import pytest
 from packhouse import load_packed
 from packhouse.errors import IntegrityError
 
-FLIPS = int(os.environ.get("PACKHOUSE_FLIPS", "6"))
+FLIPS = int(os.environ.get("PACKHOUSE_FLIPS", "3"))
 
 
 @pytest.fixture(scope="module")

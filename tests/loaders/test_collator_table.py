@@ -131,7 +131,7 @@ def loss_alone(rows: list[dict[str, Any]]) -> float:
 def test_a_cell_of_the_table(forms, tmp_path, trainer, way, plain, enabled, is_enabled):
     said = enabled if is_enabled else plain
     runs = [("sdpa", "load_packed", 2), ("sdpa", "published Parquet", 1)]
-    runs += [("eager", "load_packed", 1), ("sdpa", "export", 1)] if trainer == "Trainer" else []
+    runs += [("eager", "export", 1)] if trainer == "Trainer" else []
     for attention, form, size in runs:
         data = forms[form]
         handle = enable_packing(tiny_model("llama", "sdpa").config) if is_enabled else None

@@ -88,20 +88,18 @@ def test_shifted_targets_are_the_next_tokens():
     assert batch["shift_labels"].tolist() == [[8, 9, -100, 6, -100]]
 
 
-def test_record_weights_add_up_to_one_for_each_record():
+def test_weights_are_those_of_the_column_or_add_up_to_one_for_each_record():
     batch = PackedCollator(loss_weights="record")([PACK])
-
     assert batch["loss_weights"].tolist() == [[0, 0.5, 0.5, 0, 1]]
 
-
-def test_column_weights_come_from_the_rows_where_they_are_trained():
     row = PACK | {"loss_weights": [9.0, 0.25, 1.0, 9.0, 2.0]}
-
-    assert PackedCollator(loss_weights="column")([row])["loss_weights"].tolist() == [
-        [0, 0.25, 1, 0, 2]
-    ]
+    batch = PackedCollator(loss_weights="column")([row])
+    assert batch["loss_weights"].tolist() == [[0, 0.25, 1, 0, 2]]
     with pytest.raises(ContractError, match="requires rows with a loss_weights column"):
         PackedCollator(loss_weights="column")([PACK])
+    for settings in ({"shift_labels": True}, {"loss_weights": "record"}):
+        with pytest.raises(ConfigError, match="class labels have no shift_labels or loss_weights"):
+            ClassificationCollator(pad_token_id=0, **settings)
 
 
 RECORDS = [{"input_ids": [7, 8, EOS]}, {"input_ids": [5, EOS]}]
@@ -128,6 +126,8 @@ def test_prefix_tokens_shorten_the_window_and_count_for_the_multiple():
         pad_token_id=0, padding="max_length", max_length=24, prefix_tokens=16, pad_to_multiple_of=8
     )
     assert collate(RECORDS)["input_ids"].shape == (2, 8)
+    cut = PaddedCollator(pad_token_id=0, max_length=2, too_long="truncate")
+    assert cut(RECORDS)["input_ids"].tolist() == [[7, 8], [5, EOS]]
     longest = PaddedCollator(pad_token_id=0, prefix_tokens=16, pad_to_multiple_of=8)
     assert longest(RECORDS)["input_ids"].shape == (2, 8)  # 16 + 3 -> 24
 
@@ -137,23 +137,9 @@ def test_prefix_tokens_shorten_the_window_and_count_for_the_multiple():
         collate([{"input_ids": list(range(1, 10))}])
 
 
-def test_truncation_is_by_request_and_keeps_the_start():
-    collate = PaddedCollator(pad_token_id=0, max_length=2, too_long="truncate")
-
-    assert collate(RECORDS)["input_ids"].tolist() == [[7, 8], [5, EOS]]
-
-
 def test_a_pack_cannot_be_padded():
     with pytest.raises(ContractError, match="row 1 holds 2 records"):
         PaddedCollator(pad_token_id=0)([RECORDS[0], PACK])
-
-
-@pytest.mark.parametrize(
-    "settings", [{"padding": "max_length"}, {"max_length": 16, "prefix_tokens": 16}]
-)
-def test_impossible_windows_are_refused(settings):
-    with pytest.raises(ConfigError):
-        PaddedCollator(pad_token_id=0, **settings)
 
 
 def test_classification_batches_have_integer_classes():
@@ -166,12 +152,6 @@ def test_classification_batches_have_integer_classes():
     assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 1, 0]]
     with pytest.raises(ContractError, match="row 1 has no label"):
         ClassificationCollator(pad_token_id=0)([rows[0], {"input_ids": [1], "label": None}])
-
-
-def test_a_class_takes_no_settings_of_tokens():
-    for settings in ({"shift_labels": True}, {"loss_weights": "record"}):
-        with pytest.raises(ConfigError, match="class labels have no shift_labels or loss_weights"):
-            ClassificationCollator(pad_token_id=0, **settings)
 
 
 @pytest.mark.parametrize("label", [1.7, float("nan"), "1", [1]])
@@ -200,6 +180,8 @@ def test_every_record_has_the_same_targets_packed_and_padded(records, kind):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        ({"padding": "max_length"}, "max_length"),
+        ({"max_length": 16, "prefix_tokens": 16}, "leaves no room after 16 prefix tokens"),
         ({"side": "centre"}, "side 'centre' is unknown"),
         ({"padding": "max"}, "padding 'max' is unknown"),
         ({"too_long": "cut"}, "too_long 'cut' is unknown"),
@@ -210,10 +192,11 @@ def test_every_record_has_the_same_targets_packed_and_padded(records, kind):
         ),
     ],
 )
-@pytest.mark.parametrize("collator", [PaddedCollator, ClassificationCollator])
-def test_settings_that_are_not_known_are_refused_when_given(collator, settings, message):
+def test_settings_that_are_not_known_are_refused_when_given(settings, message):
     with pytest.raises(ConfigError, match=message):
-        collator(pad_token_id=0, **settings)
+        PaddedCollator(pad_token_id=0, **settings)
+    with pytest.raises(ConfigError):
+        ClassificationCollator(pad_token_id=0, **settings)
 
 
 def test_weights_that_nobody_would_apply_are_refused_unless_that_is_meant():

@@ -1,22 +1,16 @@
-"""The same guarantees on an accelerator, and the savings of packing there. Skipped without one.
+"""The same guarantees on an accelerator. Skipped without one; `make gpu` runs these tests.
 
-`make gpu` runs these tests and prints their measurements. They use no network and no files outside
-the repository: models are made from configs, and records have the lengths of the real Alpaca data.
+They use no network and no files outside the repository: models are made from configs.
 """
 
-import itertools
 import logging
-import time
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from packhouse import (
     PackedCollator,
-    PackedDataset,
-    PaddedCollator,
     block_causal_mask,
     block_mask,
     check_packing,
@@ -39,26 +33,6 @@ def on_gpu(test: Any) -> Any:
 
 
 log = logging.getLogger("packhouse.gpu")
-
-# Tokens per row of alpaca_data.json with Alpaca's template and Qwen 2.5's tokenizer, at these
-# quantiles.
-SHARES = [*(n / 20 for n in range(20)), 0.99, 0.999, 1.0]
-TOKENS = [
-    32, 47, 52, 57, 61, 64, 68, 72, 77, 82, 88, 96, 103, 111, 119, 128, 138, 150, 166, 197, 303,
-    478, 1120,
-]  # fmt: skip
-
-
-def alpaca_records(num_records: int, vocabulary: int) -> list[dict[str, Any]]:
-    """Random tokens in records of real lengths, the second half of each trained."""
-    rng = np.random.default_rng(0)
-    lengths = np.interp(rng.random(num_records), SHARES, TOKENS).astype(int)
-    records = []
-    for length in lengths.tolist():
-        ids = rng.integers(3, vocabulary, length)
-        labels = np.where(np.arange(length) < length // 2, -100, ids)
-        records.append({"input_ids": ids, "labels": labels})
-    return records
 
 
 def _is_missing(attention: str) -> bool:
@@ -132,92 +106,3 @@ def test_masks_agree_on_a_processor_too():
         torch.compiler.set_stance("default")
     torch.testing.assert_close(found["sdpa"], found["alone"])
     torch.testing.assert_close(found["flex"], found["alone"])
-
-
-@on_gpu
-@pytest.mark.parametrize("attention", ["sdpa", "flex_attention", "flash_attention_2"])
-def test_packing_trains_on_many_times_the_tokens_a_second(attention, record_property):
-    if _is_missing(attention):
-        pytest.skip("flash-attn is not installed")
-    sizes = {
-        "vocab_size": 151_680,
-        "hidden_size": 1024,
-        "intermediate_size": 2816,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 8,
-    }
-    rates = measure("cuda", attention, sizes, seq_len=4096, num_batches=30)
-
-    for name, rate in rates.items():
-        record_property(f"{attention}: {name} tokens/s", round(rate))
-        log.info("%s: %s %s tokens/s", attention, name, f"{rate:,.0f}")
-    log.info("%s: packed %.1f times padded", attention, rates["packed"] / rates["padded"])
-    assert rates["packed"] >= 6 * rates["padded"]
-    assert rates["loaded"] >= 2 * rates["packed"]
-
-
-def test_the_measurement_runs_on_a_processor_too():
-    sizes = {
-        "vocab_size": 97,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-    }
-    rates = measure("cpu", "sdpa", sizes, seq_len=1200, num_batches=4)
-
-    assert rates.keys() == {"loaded", "padded", "packed"}
-    assert min(rates.values()) > 0
-
-
-def measure(
-    device: str, attention: str, sizes: dict[str, int], seq_len: int, num_batches: int
-) -> dict[str, float]:
-    """Useful tokens per second: packed, padded to `seq_len`, and loaded one by one."""
-    from transformers import AutoModelForCausalLM, LlamaConfig
-
-    records = alpaca_records(num_batches * seq_len // 80, sizes["vocab_size"])
-    packs = PackedDataset(records, seq_len=seq_len)
-    num_batches = min(num_batches, len(packs))
-    config = LlamaConfig(max_position_embeddings=seq_len, **sizes)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
-    model.to(device, torch.bfloat16 if device == "cuda" else torch.float32)
-    collate = PaddedCollator(pad_token_id=0, padding="max_length", max_length=seq_len)
-    padded = [collate([records[i]]) for i in range(num_batches)]
-    start = time.perf_counter()
-    packed = [PackedCollator()([packs[i]]) for i in range(num_batches)]
-    seconds = time.perf_counter() - start
-    rates = {"loaded": sum(batch["input_ids"].numel() for batch in packed) / seconds}
-    # Padded to one length, so that the model is not compiled for the shape of each pack.
-    same = PackedCollator(pad_to_multiple_of=seq_len)
-    packed = [same([packs[i]]) for i in range(num_batches)]
-    useful = [len(packs[i]["input_ids"]) for i in range(num_batches)]
-    rates["padded"] = tokens_per_s(model, padded, [int(b["attention_mask"].sum()) for b in padded])
-    with enable_packing(model):
-        rates["packed"] = tokens_per_s(model, packed, useful)
-    return rates
-
-
-def tokens_per_s(model: Any, batches: list[dict[str, Any]], useful: list[int]) -> float:
-    """Tokens of records, without padding, that forward and backward process per second."""
-    device = next(model.parameters()).device
-
-    def wait() -> None:
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-
-    def step(batch: dict[str, Any]) -> None:
-        inputs = {k: v.to(device) if torch.is_tensor(v) else v for k, v in batch.items()}
-        model(**inputs).loss.backward()
-        model.zero_grad()
-
-    for batch in itertools.islice(batches, 3):
-        step(batch)
-    wait()
-    start = time.perf_counter()
-    for batch in batches:
-        step(batch)
-    wait()
-    return sum(useful) / (time.perf_counter() - start)

@@ -37,8 +37,6 @@ def test_a_version_loads_mapped_with_positions_that_the_files_do_not_hold(make_v
         {"layout": "compact"},
         {"position_ids": True},
         {"file_format": "arrow"},
-        {"file_format": "arrow", "layout": "compact"},
-        {"file_format": "jsonl"},
         {"file_format": "jsonl", "layout": "compact"},
     ],
 )

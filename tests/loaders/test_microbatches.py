@@ -14,15 +14,6 @@ from packhouse import (
 )
 
 
-def test_a_global_batch_becomes_microbatches_of_the_same_keys():
-    batch = {"tokens": torch.arange(32).view(16, 2), "labels": torch.arange(16)}
-
-    parts = split_batch_into_microbatches(batch, 4)
-
-    assert [part["tokens"].shape for part in parts] == [(4, 2)] * 4
-    assert torch.cat([part["labels"] for part in parts]).tolist() == list(range(16))
-
-
 def test_lists_are_cut_with_the_rows_and_everything_else_is_copied():
     batch = {
         "tokens": torch.zeros(4, 3),

@@ -1,36 +1,52 @@
-"""Ranks of torchrun over gloo: `check_ranks`, Trainer, DDP, and kill -9 in the middle of epochs."""
+"""Ranks over gloo: `check_ranks`, Trainer, DDP, and kill -9 in the middle of epochs."""
 
 import json
+import multiprocessing
 import os
-import subprocess
-import sys
+import signal
 from collections import Counter
 from hashlib import sha256
-from pathlib import Path
+from multiprocessing.connection import wait
 
 import pytest
 
 from packhouse import StreamingPackedDataset, consumed_records, load_packed
+from tests.loaders import rank_job, trainer_job, training_job
+from tests.store.ceph import free_port
 
-ROOT = Path(__file__).parents[2]
+# Ranks are forked from a process that has imported torch and transformers, which takes 4 s each.
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload([__name__, "transformers.trainer", "datasets"])
 
 
-def torchrun(world_size, job, *arguments):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += [f"--nproc-per-node={world_size}", "-m", f"tests.loaders.{job}"]
-    return subprocess.run(
-        [*command, *map(str, arguments)],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def start_rank(environment, job, *arguments):
+    os.environ.update(environment)
+    # A DataLoader's workers are forks of their rank, as in training, and end with it.
+    multiprocessing.set_start_method("fork", force=True)
+    job(*arguments)
+
+
+def run_ranks(world_size, job, *arguments):
+    """Run a job on ranks as torchrun does; return their exit codes. A rank that fails ends all."""
+    shared = {"WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1"}
+    shared |= {"MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
+    ranks = []
+    for rank in range(world_size):
+        environment = shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        ranks.append(PROCESSES.Process(target=start_rank, args=(environment, job, *arguments)))
+        ranks[-1].start()
+    running = {rank.sentinel: rank for rank in ranks}
+    while running:
+        for sentinel in wait(running):
+            running.pop(sentinel).join()
+        if any(rank.exitcode for rank in ranks):
+            for rank in running.values():
+                rank.kill()
+    return [rank.exitcode for rank in ranks]
 
 
 def test_a_record_of_any_rank_moves_no_logit_of_another(tmp_path):
-    done = torchrun(4, "rank_job", tmp_path)
-    assert done.returncode == 0, done.stderr
+    assert run_ranks(4, rank_job.main, tmp_path) == [0] * 4
 
     first, *others = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(4))
     assert all(other == first for other in others)
@@ -55,8 +71,7 @@ def test_two_ranks_take_each_pack_once_and_have_the_gradients_of_one_process(
     pytest.importorskip("accelerate", reason="accelerate is not installed")
     uri = make_version(num_records=40)
     packs = [tuple(ids) for ids in load_packed(uri, cache=tmp_path / "cache")["input_ids"]]
-    done = torchrun(2, "trainer_job", tmp_path, uri)
-    assert done.returncode == 0, done.stderr
+    assert run_ranks(2, trainer_job.main, tmp_path, uri) == [0] * 2
 
     told = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
     seen = Counter(tuple(pack) for each in told for pack in each["seen"])
@@ -82,10 +97,9 @@ def test_every_pack_is_taken_once_an_epoch_and_receipts_say_so(make_version, tmp
     taken = {0: [], 1: []}  # epoch -> packs of steps before the last checkpoint
     before = 0
     for number, (world_size, num_workers, killed_at) in enumerate(RUNS):
-        done = torchrun(world_size, "training_job", tmp_path, uri, num_workers, killed_at)
+        codes = run_ranks(world_size, training_job.main, tmp_path, uri, num_workers, killed_at)
         is_last = number == len(RUNS) - 1
-        assert (done.returncode == 0) == is_last, done.stderr
-        assert ("SIGKILL" in done.stderr) != is_last
+        assert codes == [0] if is_last else codes[-1] == -signal.SIGKILL
 
         last = max(tmp_path.glob("checkpoint-*"))
         receipt = json.loads((last / "packhouse-receipt.json").read_text())

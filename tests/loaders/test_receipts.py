@@ -12,8 +12,7 @@ from packhouse import (
 )
 
 
-@pytest.mark.parametrize("file_format", ["parquet", "arrow"])
-@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize(("shuffle", "file_format"), [(True, "parquet"), (False, "arrow")])
 def test_a_state_lists_the_records_that_all_ranks_took(
     make_version, tmp_path, shuffle, file_format
 ):

@@ -10,13 +10,14 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from packhouse import PackedCollator, StreamingPackedDataset, load_packed, training_receipt
 from packhouse.errors import ConfigError, IntegrityError
-from packhouse.load.streaming import read_ahead
+from packhouse.load.streaming import _ENDED, _NUM_WORKERS, read_ahead
 from packhouse.pack.pack_columns import published_schema
 from packhouse.store import LocalFile, open_store, publish_version
 
@@ -36,6 +37,18 @@ def packs(uri, cache):
     return [tuple(ids) for ids in load_packed(uri, cache=cache)["input_ids"]]
 
 
+@pytest.fixture(scope="module")
+def opened(uri, cache):
+    """Open the packs, by default as the only rank."""
+
+    def open_ranks(**settings):
+        return StreamingPackedDataset(
+            uri, **{"rank": 0, "world_size": 1, "cache": cache} | settings
+        )
+
+    return open_ranks
+
+
 def take(dataset, num_rows=None):
     rows = []
     for row in dataset:
@@ -47,16 +60,10 @@ def take(dataset, num_rows=None):
     return rows
 
 
-@pytest.mark.parametrize("prefetch", [0, 4])
-@pytest.mark.parametrize("world_size", [1, 3, 11])
-def test_ranks_are_disjoint_and_complete_for_any_world_size(
-    uri, cache, packs, world_size, prefetch
-):
+@pytest.mark.parametrize(("world_size", "prefetch"), [(3, 4), (11, 0)])
+def test_ranks_are_disjoint_and_complete_for_any_world_size(opened, packs, world_size, prefetch):
     ranks = [
-        StreamingPackedDataset(
-            uri, rank=rank, world_size=world_size, cache=cache, prefetch=prefetch
-        )
-        for rank in range(world_size)
+        opened(rank=rank, world_size=world_size, prefetch=prefetch) for rank in range(world_size)
     ]
     rows = [take(rank) for rank in ranks]
 
@@ -65,17 +72,9 @@ def test_ranks_are_disjoint_and_complete_for_any_world_size(
     assert max(map(len, rows)) - min(map(len, rows)) <= 1
 
 
-def test_uneven_ends_are_left_out_on_request(uri, cache, packs):
-    ranks = [
-        StreamingPackedDataset(uri, rank=r, world_size=4, cache=cache, drop_uneven=True)
-        for r in range(4)
-    ]
-    assert {len(take(rank)) for rank in ranks} == {len(packs) // 4}
-
-
-def test_order_is_decided_by_epoch_and_seed(uri, cache, packs):
+def test_order_is_decided_by_epoch_and_seed(opened, packs):
     def order(epoch, **settings):
-        dataset = StreamingPackedDataset(uri, rank=0, world_size=1, cache=cache, **settings)
+        dataset = opened(**settings)
         dataset.set_epoch(epoch)
         return take(dataset)
 
@@ -84,27 +83,26 @@ def test_order_is_decided_by_epoch_and_seed(uri, cache, packs):
     assert order(5, shuffle=False) == packs
 
 
-def test_resuming_goes_on_with_the_very_next_pack(uri, cache):
-    whole = take(StreamingPackedDataset(uri, rank=0, world_size=1, cache=cache))
-    first = StreamingPackedDataset(uri, rank=0, world_size=1, cache=cache, prefetch=8)
+def test_resuming_goes_on_with_the_very_next_pack(opened):
+    whole = take(opened())
+    first = opened(prefetch=8)
     assert take(first, 5) == whole[:5]
-    second = StreamingPackedDataset(uri, rank=0, world_size=1, cache=cache)
+    second = opened()
     second.load_state_dict(first.state_dict())
 
     assert len(second) == len(whole) - 5
     assert take(second, 7) == whole[5:12]
-    third = StreamingPackedDataset(uri, rank=0, world_size=1, cache=cache)
+    third = opened()
     third.load_state_dict(second.state_dict())
     assert take(third) == whole[12:]
     assert take(third) == whole  # the next pass is complete
 
 
-@pytest.mark.parametrize("batch_size", [1, 3])
-def test_workers_change_neither_order_nor_content(uri, cache, batch_size):
+def test_workers_change_neither_order_nor_content(opened):
+    batch_size = 3
+
     def batches(workers):
-        dataset = StreamingPackedDataset(
-            uri, rank=1, world_size=2, cache=cache, batch_size=batch_size
-        )
+        dataset = opened(rank=1, world_size=2, batch_size=batch_size)
         loader = DataLoader(dataset, batch_size, num_workers=workers, collate_fn=PackedCollator())
         return [batch["input_ids"].tolist() for batch in loader], dataset
 
@@ -114,15 +112,15 @@ def test_workers_change_neither_order_nor_content(uri, cache, batch_size):
     assert together == alone
     with pytest.raises(ConfigError, match=r"state_dict\(rows_seen="):
         dataset.state_dict()
-    resumed = StreamingPackedDataset(uri, rank=1, world_size=2, cache=cache)
+    resumed = opened(rank=1, world_size=2)
     resumed.load_state_dict(dataset.state_dict(rows_seen=2 * batch_size))
     rest = [pack for batch in alone[2:] for pack in batch[0]]
     assert [token for pack in take(resumed) for token in pack] == rest
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_no_state_of_workers_whose_batches_are_unknown(uri, cache, packs, workers):
-    dataset = StreamingPackedDataset(uri, rank=0, world_size=1, cache=cache)
+def test_no_state_of_workers_whose_batches_are_unknown(opened, packs, workers):
+    dataset = opened()
     batches = iter(DataLoader(dataset, 4, num_workers=workers, collate_fn=list))
     taken = [tuple(row["input_ids"].tolist()) for row in next(batches)]
 
@@ -134,40 +132,39 @@ def test_no_state_of_workers_whose_batches_are_unknown(uri, cache, packs, worker
             dataset.state_dict(rows_seen=4)
 
 
-def test_persistent_workers_follow_the_epoch(uri, cache, packs):
-    dataset = StreamingPackedDataset(uri, rank=0, world_size=1, cache=cache)
+def test_persistent_workers_follow_the_epoch(opened, packs):
+    dataset = opened()
     loader = DataLoader(dataset, None, num_workers=2, persistent_workers=True)
     for epoch in range(2):
         dataset.set_epoch(epoch)
-        alone = StreamingPackedDataset(uri, rank=0, world_size=1, cache=cache)
+        alone = opened()
         alone.set_epoch(epoch)
         rows = [tuple(row["input_ids"].tolist()) for row in loader]
         assert rows == take(alone)
         assert Counter(rows) == Counter(packs)
 
 
-def test_states_of_another_order_are_refused(uri, cache):
-    state = StreamingPackedDataset(uri, cache=cache).state_dict()
-
-    with pytest.raises(ConfigError, match="state was saved with seed 0, but this dataset has 1"):
-        StreamingPackedDataset(uri, cache=cache, seed=1).load_state_dict(state)
-
-
-def test_states_and_counts_that_make_no_sense_are_refused(uri, cache):
-    dataset = StreamingPackedDataset(uri, rank=0, world_size=1, cache=cache)
+def test_states_and_counts_that_make_no_sense_are_refused(opened, uri, cache):
+    dataset = opened()
     state = dataset.state_dict()
 
     with pytest.raises(ConfigError, match="the loader state has no 'dataset'"):
         dataset.load_state_dict({})
-    with pytest.raises(ConfigError, match="negative or non-integer"):
-        dataset.load_state_dict(state | {"packs": -1})
     with pytest.raises(ConfigError, match="rows_seen is -1"):
         dataset.state_dict(rows_seen=-1)
+    for packs in (-1, "3"):
+        with pytest.raises(ConfigError, match="negative or non-integer"):
+            dataset.load_state_dict(state | {"packs": packs})
+    with pytest.raises(ConfigError, match="from a DataLoader worker"):
+        dataset.load_state_dict(state | {"worker_rows": 3})
+    other = StreamingPackedDataset(uri, cache=cache, seed=1)
+    with pytest.raises(ConfigError, match="state was saved with seed 0, but this dataset has 1"):
+        other.load_state_dict(state)
 
 
-@pytest.mark.parametrize("value", [None, [1], -5, 2**80, float("nan"), "a\x1b[2J" * 1000, {"a": 1}])
-def test_states_that_somebody_rewrote_are_refused_in_a_sentence(uri, cache, value):
-    dataset = StreamingPackedDataset(uri, rank=0, world_size=1, cache=cache)
+@pytest.mark.parametrize("value", [None, 2**80, float("nan"), "a\x1b[2J" * 1000, {"a": 1}])
+def test_states_that_somebody_rewrote_are_refused_in_a_sentence(opened, value):
+    dataset = opened()
     state = dataset.state_dict()
 
     for name in ("dataset", "version", "seed", "epoch", "packs"):
@@ -228,14 +225,12 @@ def test_other_formats_stream_too(make_version, cache, publish):
 )
 @settings(max_examples=12, deadline=None)
 def test_every_pack_is_seen_once_an_epoch_whatever_the_stops_and_world_sizes(
-    uri, cache, packs, runs, lanes
+    opened, packs, runs, lanes
 ):
     epoch, seen, state = 0, [], None
     for world_size, steps in [*runs, (2, len(packs))]:
         ranks = [
-            StreamingPackedDataset(
-                uri, rank=r, world_size=world_size, cache=cache, lanes=lanes, prefetch=0
-            )
+            opened(rank=r, world_size=world_size, lanes=lanes, prefetch=0)
             for r in range(world_size)
         ]
         for rank in ranks:
@@ -256,10 +251,10 @@ def test_every_pack_is_seen_once_an_epoch_whatever_the_stops_and_world_sizes(
         state = ranks[0].state_dict()
 
 
-def test_the_state_of_a_finished_pass_leaves_nothing_of_its_epoch(uri, cache, packs):
-    done = StreamingPackedDataset(uri, rank=0, world_size=1, cache=cache)
+def test_the_state_of_a_finished_pass_leaves_nothing_of_its_epoch(opened, packs):
+    done = opened()
     assert len(take(done)) == len(packs) == len(done)
-    resumed = StreamingPackedDataset(uri, rank=0, world_size=1, cache=cache)
+    resumed = opened()
     resumed.load_state_dict(done.state_dict())
 
     assert len(resumed) == 0
@@ -270,13 +265,12 @@ def test_the_state_of_a_finished_pass_leaves_nothing_of_its_epoch(uri, cache, pa
     assert len(take(resumed)) == len(packs)
 
 
-@pytest.mark.parametrize("persistent", [False, True])
-def test_a_second_pass_with_workers_after_a_resume_is_a_whole_one(uri, cache, packs, persistent):
-    first = StreamingPackedDataset(uri, rank=0, world_size=1, cache=cache)
+def test_a_second_pass_with_workers_after_a_resume_is_a_whole_one(opened, packs):
+    first = opened()
     took = take(first, 6)
-    resumed = StreamingPackedDataset(uri, rank=0, world_size=1, cache=cache, batch_size=1)
+    resumed = opened(batch_size=1)
     resumed.load_state_dict(first.state_dict())
-    loader = DataLoader(resumed, None, num_workers=2, persistent_workers=persistent)
+    loader = DataLoader(resumed, None, num_workers=2, persistent_workers=True)
 
     def rows():
         return [tuple(row["input_ids"].tolist()) for row in loader]
@@ -289,14 +283,11 @@ def test_a_second_pass_with_workers_after_a_resume_is_a_whole_one(uri, cache, pa
     assert len(resumed) == len(packs)
 
 
-def test_dropping_the_uneven_end_never_drops_everything(uri, cache, packs):
+def test_dropping_the_uneven_end_never_drops_everything(opened, uri, cache, packs):
     world_size = len(packs) + 1
     with pytest.raises(ConfigError, match=f"drops all {len(packs)} packs"):
         StreamingPackedDataset(uri, rank=0, world_size=world_size, cache=cache, drop_uneven=True)
-    ranks = [
-        StreamingPackedDataset(uri, rank=r, world_size=world_size, cache=cache)
-        for r in range(world_size)
-    ]
+    ranks = [opened(rank=r, world_size=world_size) for r in range(world_size)]
     assert [len(take(rank)) for rank in ranks] == [1] * len(packs) + [0]
 
 
@@ -361,9 +352,8 @@ def test_open_files_and_decoded_rows_stay_bounded(republish, packs, tmp_path):
     assert peak(again, 3) < peak(again, 30) / 4
 
 
-@pytest.mark.parametrize("depth", [2, 9])
-def test_the_reader_is_never_further_ahead_than_asked(depth):
-    pulled = 0
+def test_the_reader_is_never_further_ahead_than_asked():
+    pulled, depth = 0, 2
 
     def rows():
         nonlocal pulled
@@ -380,17 +370,12 @@ def test_the_reader_is_never_further_ahead_than_asked(depth):
     assert 0 < furthest <= depth
 
 
-def test_arguments_that_make_no_sense_are_refused(uri, cache, monkeypatch):
-    dataset = StreamingPackedDataset(uri, rank=0, world_size=1, cache=cache)
+def test_arguments_that_make_no_sense_are_refused(opened, uri, cache, monkeypatch):
+    dataset = opened()
     with pytest.raises(ConfigError, match="epoch is -1"):
         dataset.set_epoch(-1)
     with pytest.raises(ConfigError, match="prefetch -2"):
-        StreamingPackedDataset(uri, rank=0, world_size=1, cache=cache, prefetch=-2)
-    state = dataset.state_dict()
-    with pytest.raises(ConfigError, match="negative or non-integer"):
-        dataset.load_state_dict(state | {"packs": "3"})
-    with pytest.raises(ConfigError, match="from a DataLoader worker"):
-        dataset.load_state_dict(state | {"worker_rows": 3})
+        opened(prefetch=-2)
     monkeypatch.setenv("RANK", "first")
     with pytest.raises(ConfigError, match=r"RANK is 'first'. Set it to an integer"):
         StreamingPackedDataset(uri, cache=cache)
@@ -410,10 +395,9 @@ class _InWorkers(IterableDataset):
             yield number, tuple(row["input_ids"].tolist()), self.data.state_dict()
 
 
-@pytest.mark.parametrize("batch_size", [1, 3])
-def test_workers_that_keep_their_own_states_go_on_where_they_stood(uri, cache, packs, batch_size):
+def test_workers_that_keep_their_own_states_go_on_where_they_stood(opened, packs):
     def rows(states):
-        data = StreamingPackedDataset(uri, rank=0, world_size=1, cache=cache, batch_size=batch_size)
+        data = opened(batch_size=3)
         return iter(DataLoader(_InWorkers(data, states), None, num_workers=2))
 
     taken = list(itertools.islice(rows({}), 7))
@@ -422,3 +406,82 @@ def test_workers_that_keep_their_own_states_go_on_where_they_stood(uri, cache, p
 
     assert {state["worker_rows"] for state in states.values()} == {3, 4}
     assert Counter(tuple(ids) for _, ids, _ in taken + rest) == Counter(packs)
+
+
+# States that once lost packs or read them twice.
+
+
+def test_packs_that_were_left_out_are_not_in_the_receipt(opened):
+    ranks = [opened(rank=r, world_size=4, drop_uneven=True) for r in range(4)]
+    num_packs = ranks[0].num_rows
+    assert num_packs % 4
+    taken = sum(len(list(rank)) for rank in ranks)
+
+    assert taken == num_packs - num_packs % 4
+    for rank in ranks:
+        receipt = training_receipt(rank, rank.state_dict())
+        assert receipt["packs"] == taken
+    resumed = opened()  # another number of ranks has room for them
+    resumed.load_state_dict(ranks[0].state_dict())
+    assert len(list(resumed)) == num_packs % 4
+
+
+@pytest.mark.parametrize(
+    "other", [{"world_size": 2}, {"batch_size": 3}, {"num_workers": 1}], ids=lambda o: next(iter(o))
+)
+def test_a_worker_s_own_rows_are_refused_where_others_would_be_its_own(opened, other):
+    settings = {"world_size": 1, "batch_size": 1, "num_workers": 2} | other
+    states = iter(DataLoader(_InWorkers(opened(batch_size=1), {}), None, num_workers=2))
+    state = [next(states) for _ in range(6)][-1][2]
+    assert state["worker_rows"] == 3
+
+    data = opened(world_size=settings["world_size"], batch_size=settings["batch_size"])
+    loader = DataLoader(
+        _InWorkers(data, dict.fromkeys((0, 1), state)), None, num_workers=settings["num_workers"]
+    )
+    with pytest.raises(ConfigError, match=f"a worker was saved with {next(iter(other))}"):
+        next(iter(loader))
+    with pytest.raises(ConfigError, match="from a DataLoader worker"):
+        training_receipt(opened(), state)  # it would report 0 packs
+
+
+def test_a_look_at_the_last_batches_after_a_resume_takes_nothing(opened):
+    data = opened(batch_size=1)
+    data.load_state_dict(data.state_dict() | {"packs": data.num_rows - 3})
+    loader = DataLoader(data, None, num_workers=2)
+    assert sum(1 for _ in loader) == 3  # read ahead by a worker, although only one batch was taken
+    data.set_epoch(0)
+
+    assert len(data) == 3
+    assert sum(1 for _ in loader) == 3
+    data.set_epoch(1)
+    assert sum(1 for _ in loader) == data.num_rows
+
+
+def test_a_pass_that_was_left_does_not_end_the_next_one(opened):
+    data = opened()
+    data.load_state_dict(data.state_dict() | {"packs": data.num_rows - 4})
+    data._shared[_ENDED] = 1  # worker 0 of 2 had ended when the pass was interrupted
+    data._shared[_NUM_WORKERS] = 2
+    rows = iter(data)
+    next(rows)
+
+    assert data.state_dict()["packs"] == data.num_rows - 3
+    assert len(data) == 4
+
+
+def test_a_dataset_made_before_torch_distributed_is_refused(opened, tmp_path, monkeypatch):
+    """Every rank would be rank 0 of 1 and read every pack."""
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    data = opened(rank=None, world_size=None)
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_rank", lambda: 1)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+
+    with pytest.raises(
+        ConfigError, match="rank 1 of 2, but the dataset was created for rank 0 of 1"
+    ):
+        next(iter(data))
+    assert next(iter(opened(rank=None, world_size=None)))
+    assert next(iter(opened()))  # set manually, as accelerate needs it

@@ -52,6 +52,24 @@ def rows_of(dataset):
     return [dataset[i]["input_ids"].tolist() for i in range(len(dataset))]
 
 
+def by_the_flow(folder, sources, template, pack):
+    """Prepare sources with a recipe; return the run, and the packs that are loaded from it."""
+    recipe = parse_recipe(
+        {
+            "dataset": "same",
+            "sources": sources,
+            "tokenizer": TOKENIZER,
+            "format": template,
+            "pack": {"seq_len": 128, "seed": 7} | pack,
+            "audit": {"max_duplicates": 1},
+            "publish": {"store": str(folder / "store")},
+        }
+    )
+    workspace = Workspace(cache=folder / "other")
+    done = prepare(recipe, LocalRunner(recipe=recipe, workspace=workspace), cache=workspace.cache)
+    return done, load_packed(f"{folder}/store/same", cache=folder)
+
+
 def test_packs_are_those_of_the_flow(files, cache, tmp_path):
     packs = make_supervised_dataset(
         TOKENIZER,
@@ -62,28 +80,12 @@ def test_packs_are_those_of_the_flow(files, cache, tmp_path):
         shuffle_seed=7,
         cache=cache,
     )
-    recipe = parse_recipe(
-        {
-            "dataset": "same",
-            "sources": [
-                {
-                    "path": str(file),
-                    "format": "alpaca",
-                    "fields": {"instruction": query, "output": answer},
-                }
-                for file, query, answer in zip(
-                    files, ["query", "q"], ["response", "a"], strict=True
-                )
-            ],
-            "tokenizer": TOKENIZER,
-            "format": {"template": "alpaca"},
-            "pack": {"seq_len": 128, "seed": 7},
-            "publish": {"store": str(tmp_path / "store")},
-        }
-    )
-    workspace = Workspace(cache=tmp_path / "other")
-    prepare(recipe, LocalRunner(recipe=recipe, workspace=workspace), cache=workspace.cache)
-    published = load_packed(f"{tmp_path}/store/same", cache=tmp_path)
+    fields = [{"instruction": "query", "output": "response"}, {"instruction": "q", "output": "a"}]
+    sources = [
+        {"path": str(file), "format": "alpaca", "fields": names}
+        for file, names in zip(files, fields, strict=True)
+    ]
+    _, published = by_the_flow(tmp_path, sources, {"template": "alpaca"}, {})
 
     assert isinstance(packs, PackedDataset)
     assert len(packs) == len(published)
@@ -112,7 +114,7 @@ LONG = [
 
 @pytest.mark.parametrize(
     ("over_length", "per_turn"),
-    [("drop", True), ("truncate_turns", False), ("window", False), ("window", True)],
+    [("truncate_turns", False), ("window", True)],
 )
 def test_over_long_rows_are_handled_as_in_the_flow(tmp_path, over_length, per_turn):
     path = tmp_path / "talks.jsonl"
@@ -128,26 +130,14 @@ def test_over_long_rows_are_handled_as_in_the_flow(tmp_path, over_length, per_tu
         over_length=over_length,
         cache=tmp_path / "cache",
     )
-    recipe = parse_recipe(
-        {
-            "dataset": "same",
-            "sources": [{"path": str(path)}],
-            "tokenizer": TOKENIZER,
-            "format": settings.model_dump(),
-            "pack": {"seq_len": 128, "seed": 7, "over_length": over_length},
-            "audit": {"max_duplicates": 1},
-            "publish": {"store": str(tmp_path / "store")},
-        }
+    done, published = by_the_flow(
+        tmp_path, [{"path": str(path)}], settings.model_dump(), {"over_length": over_length}
     )
-    workspace = Workspace(cache=tmp_path / "other")
-    done = prepare(recipe, LocalRunner(recipe=recipe, workspace=workspace), cache=workspace.cache)
-    published = load_packed(f"{tmp_path}/store/same", cache=tmp_path)
 
     assert [line.to_json() for line in packs.ledger] == [
         line.to_json() for line in done.ledger if line.step != "split"
     ]
     assert ("windows" in packs.ledger[1].added) == (over_length == "window")
-    assert packs.num_dropped == 0 or over_length != "window"
     ids = [item["input_ids"][item["attention_mask"] > 0].tolist() for item in packs]
     assert ids == [row["input_ids"] for row in published]
 
@@ -174,7 +164,7 @@ def test_without_pack_len_records_are_tokenized_in_an_order_of_the_seed(files, c
     assert text.startswith("It is 0.")
 
 
-def test_concat_shuffle_and_pad_are_views(files, cache):
+def test_concat_and_pad_are_views_and_refuse_parts_that_are_padded_differently(files, cache):
     sums = make_supervised_dataset(TOKENIZER, files[0], **fields(), cache=cache)
     names = make_supervised_dataset(
         TOKENIZER, files[1], query_field="q", resp_field="a", cache=cache
@@ -194,9 +184,17 @@ def test_concat_shuffle_and_pad_are_views(files, cache):
                 values = before[name].tolist()
                 expected = values + extra if side == "right" else extra + values
                 assert after[name].tolist() == expected
-    assert len(both.pad(0, length=300)[0]["labels"]) == 300
     with pytest.raises(ConfigError, match="length is 5"):
         both.pad(0, length=5)
+    with pytest.raises(ConfigError, match="Concatenate them first"):
+        sums.pad(0, length=300).concat(sums)
+    with pytest.raises(ConfigError, match="Concatenate them first"):
+        sums.concat(sums.pad(0, length=300))
+    with pytest.raises(ConfigError, match="argument 2 is a dict"):
+        sums.concat(sums, [{"input_ids": [1]}])
+    wide = sums.pad(0, length=300).concat(sums.pad(0, length=300))
+    assert rows_of(wide) == rows_of(sums.concat(sums).pad(0, length=300))
+    assert {len(row) for row in rows_of(wide.shuffle(1))} == {300}
     packed = PackedDataset(both.pad(0), seq_len=128)  # padding is removed again
     assert packed.stat().num_tokens == sum(both.num_tokens)
     PackedCollator()([packed[0]])
@@ -206,18 +204,6 @@ def _tokenizer():
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(TOKENIZER)
-
-
-def test_tokenizers_and_datasets_may_be_objects(files, cache):
-    from datasets import Dataset
-
-    data = Dataset.from_list([json.loads(line) for line in files[0].read_text().splitlines()])
-    by_path = make_supervised_dataset(TOKENIZER, files[0], **fields(shuffle_seed=None), cache=cache)
-    by_object = make_supervised_dataset(
-        _tokenizer(), data, **fields(shuffle_seed=None), cache=cache
-    )
-
-    assert rows_of(by_object) == rows_of(by_path)
 
 
 def test_bad_rows_are_counted_and_too_many_refused(cache, tmp_path):
@@ -301,20 +287,6 @@ def test_columns_called_system_or_history_enter_prompts_only_where_they_are_name
         made(more, query_field=None, resp_field=None, system_field="system")
 
 
-def test_parts_that_are_padded_differently_are_not_put_together(files, cache):
-    sums = make_supervised_dataset(TOKENIZER, files[0], **fields(), cache=cache)
-    with pytest.raises(ConfigError, match="Concatenate them first"):
-        sums.pad(0, length=300).concat(sums)
-    with pytest.raises(ConfigError, match="Concatenate them first"):
-        sums.concat(sums.pad(0, length=300))
-    with pytest.raises(ConfigError, match="argument 2 is a dict"):
-        sums.concat(sums, [{"input_ids": [1]}])
-    both = sums.pad(0, length=300).concat(sums.pad(0, length=300))
-    assert {len(row) for row in rows_of(both)} == {300}
-    assert rows_of(both) == rows_of(sums.concat(sums).pad(0, length=300))
-    assert {len(row) for row in rows_of(both.shuffle(1))} == {300}
-
-
 # As dart-math does: rows of `query` and `response`, a template of texts.
 TEXTS = [
     {"query_prompt": "User:\n", "prompt_after_query": "\n\n", "resp_prompt": "Assistant:\n"},
@@ -354,8 +326,10 @@ def test_the_four_lines_of_dart_math_train_packs_of_several_lengths(files, cache
     assert rows_of(packs) == rows_of(by_dict)
 
 
-@pytest.mark.parametrize("texts", TEXTS)
-@pytest.mark.parametrize("name", ["mistral-7b-instruct-v0.3", "qwen2.5-instruct"])
+@pytest.mark.parametrize(
+    ("name", "texts"),
+    [("mistral-7b-instruct-v0.3", TEXTS[0]), ("qwen2.5-instruct", TEXTS[1])],
+)
 def test_a_template_of_texts_gives_the_tokenizer_s_ids_of_prompt_and_answer(
     shared, tmp_path, name, texts
 ):

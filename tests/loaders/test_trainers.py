@@ -1,5 +1,6 @@
 """Other trainers on a published version: the same loss curve packed and unpacked."""
 
+import contextlib
 import functools
 import importlib
 from typing import Any
@@ -12,8 +13,6 @@ from packhouse import (
     PackedCollator,
     PackedDataset,
     PaddedCollator,
-    StreamingPackedDataset,
-    check_packing,
     count_targets,
     enable_packing,
     load_packed,
@@ -72,10 +71,28 @@ def losses(trainer: Any) -> list[float]:
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
 
-def unpacked_losses(data: Any, folder: Any) -> list[float]:
-    """Each pack's records as a padded batch, as in a trainer without packing."""
+def train(
+    folder: Any, rows: Any, collator: Any, kind: Any = None, *, is_enabled: bool = True, **settings
+) -> list[float]:
+    """Train a tiny model in order with transformers' Trainer, and return the losses."""
     from transformers import Trainer, TrainingArguments
 
+    model = tiny_model("llama", "sdpa", scale=0.02)
+    handle = enable_packing(model) if is_enabled else contextlib.nullcontext()
+    args = {**SETTINGS, "output_dir": str(folder), "max_grad_norm": 0, **settings}
+    with handle:
+        return losses(
+            in_order(kind or Trainer)(
+                model=model,
+                args=TrainingArguments(**args),
+                train_dataset=rows,
+                data_collator=collator,
+            )
+        )
+
+
+def unpacked_losses(data: Any, folder: Any) -> list[float]:
+    """Each pack's records as a padded batch, as in a trainer without packing."""
     batches = []
     for row in data:
         start, records = 0, []
@@ -84,104 +101,51 @@ def unpacked_losses(data: Any, folder: Any) -> list[float]:
             records.append({"input_ids": row["input_ids"][part], "labels": row["labels"][part]})
             start += length
         batches.append(records)
-    trainer = in_order(Trainer)(
-        model=tiny_model("llama", "sdpa", scale=0.02),
-        args=TrainingArguments(
-            output_dir=str(folder), max_grad_norm=0, remove_unused_columns=False, **SETTINGS
-        ),
-        train_dataset=batches,
-        data_collator=lambda one: PaddedCollator(pad_token_id=0)(one[0]),
+    return train(
+        folder,
+        batches,
+        lambda one: PaddedCollator(pad_token_id=0)(one[0]),
+        is_enabled=False,
+        remove_unused_columns=False,
     )
-    return losses(trainer)
 
 
 def test_transformers_trainer_has_the_loss_curve_of_unpacked_training(uri, tmp_path):
-    from transformers import Trainer, TrainingArguments
-
     data = load_packed(uri, cache=tmp_path)
     plain = unpacked_losses(data, tmp_path)
-
-    def packed(rows: Any, collate: Any = None, is_enabled: bool = True) -> list[float]:
-        model = tiny_model("llama", "sdpa", scale=0.02)
-        if is_enabled:
-            enable_packing(model)
-        trainer = in_order(Trainer)(
-            model=model,
-            args=TrainingArguments(output_dir=str(tmp_path), max_grad_norm=0, **SETTINGS),
-            train_dataset=rows,
-            data_collator=collate or PackedCollator(),
-        )
-        return losses(trainer)
 
     def with_ones(rows: Any) -> Any:
         batch = PackedCollator()(rows)
         return batch | {"attention_mask": torch.ones_like(batch["input_ids"])}
 
-    curve = packed(data)
+    curve = train(tmp_path, data, PackedCollator())
     assert len(curve) == len(data)
     assert curve == pytest.approx(plain, abs=1e-4)
-    assert packed(PackedDataset(data)) == pytest.approx(plain, abs=1e-4)
-    assert packed(data, with_ones) == pytest.approx(plain, abs=1e-4)
-    leaky = packed(data, with_ones, is_enabled=False)
+    assert train(tmp_path, PackedDataset(data), PackedCollator()) == pytest.approx(curve, abs=1e-4)
+    assert train(tmp_path, data, with_ones) == pytest.approx(plain, abs=1e-4)
+    leaky = train(tmp_path, data, with_ones, is_enabled=False)
     assert max(abs(a - b) for a, b in zip(leaky, plain, strict=True)) > 1e-3
 
 
-def test_transformers_trainer_streams_a_version(uri, tmp_path):
-    from transformers import Trainer, TrainingArguments
-
-    data = StreamingPackedDataset(uri, rank=0, world_size=1, shuffle=False, cache=tmp_path)
-    model = tiny_model("llama", "sdpa", scale=0.02)
-    enable_packing(model)
-    args = TrainingArguments(output_dir=str(tmp_path), max_grad_norm=0, **SETTINGS)
-    trainer = Trainer(model=model, args=args, train_dataset=data, data_collator=PackedCollator())
-
-    plain = unpacked_losses(load_packed(uri, cache=tmp_path), tmp_path)
-    assert losses(trainer) == pytest.approx(plain, abs=1e-4)
-
-
 def test_a_trainer_that_drops_the_boundaries_is_told(uri, tmp_path):
-    from transformers import Trainer, TrainingArguments
-
     data = load_packed(uri, cache=tmp_path).remove_columns("position_ids")
-    trainer = Trainer(
-        model=tiny_model("llama", "sdpa"),
-        args=TrainingArguments(output_dir=str(tmp_path), **SETTINGS),
-        train_dataset=data,
-        data_collator=PackedCollator(),
-    )
-
     with pytest.raises(ContractError, match="remove_unused_columns=False"):
-        trainer.train()
+        train(tmp_path, data, PackedCollator())
 
 
-@pytest.mark.parametrize("kind", ["Dataset", "IterableDataset", "list"])
-def test_packs_in_memory_train_as_a_packed_dataset(kind, tmp_path):
+def test_packs_in_memory_train_as_a_packed_dataset(tmp_path):
     """`pack_dataset` writes TRL's columns: transformers' Trainer does not know `seq_lengths`."""
     from datasets import Dataset
-    from transformers import Trainer, TrainingArguments, default_data_collator
+    from transformers import default_data_collator
 
     records = [[5 + n % 7, 9, 11, 6 + n % 5] for n in range(12)]
     packs = pack_dataset(Dataset.from_dict({"input_ids": records, "labels": records}), 12)
-    data = {"Dataset": packs, "IterableDataset": packs.to_iterable_dataset(), "list": list(packs)}
 
-    def run(rows: Any, **settings: Any) -> list[float]:
-        with enable_packing(model := tiny_model("llama", "sdpa", scale=0.02)):
-            args = TrainingArguments(
-                **{**SETTINGS, "max_steps": 4, "output_dir": str(tmp_path), "max_grad_norm": 0},
-                **settings,
-            )
-            return losses(
-                in_order(Trainer)(
-                    model=model,
-                    args=args,
-                    train_dataset=rows,
-                    data_collator=default_data_collator,
-                )
-            )
-
+    streamed, settings = packs.to_iterable_dataset(), {"remove_unused_columns": False}
     with pytest.raises(ContractError, match="got seq_lengths without position_ids"):
-        run(data[kind], remove_unused_columns=False)
-    assert run(PackedDataset(packs)) == pytest.approx(unpacked_losses(packs, tmp_path), abs=1e-4)
+        train(tmp_path, streamed, default_data_collator, max_steps=4, **settings)
+    found = train(tmp_path, PackedDataset(packs), default_data_collator)
+    assert found == pytest.approx(unpacked_losses(packs, tmp_path), abs=1e-4)
 
 
 @functools.cache
@@ -196,32 +160,6 @@ def tiny_tokenizer() -> Any:
         bos_token="<s>",
         eos_token="</s>",
     )
-
-
-def test_trl_sft_trainer_has_the_loss_curve_of_unpacked_training(uri, tmp_path):
-    trl = pytest.importorskip("trl", reason="TRL is not installed")
-    data = load_packed(uri, cache=tmp_path)
-    model = tiny_model("llama", "sdpa", scale=0.02)
-    enable_packing(model)
-    trainer = in_order(trl.SFTTrainer)(
-        model=model,
-        args=trl.SFTConfig(
-            output_dir=str(tmp_path),
-            max_grad_norm=0,
-            padding_free=True,
-            max_length=None,
-            gradient_checkpointing=False,
-            bf16=False,
-            dataset_kwargs={"skip_prepare_dataset": True},
-            **SETTINGS,
-        ),
-        train_dataset=data,
-        processing_class=tiny_tokenizer(),
-    )
-    batch = next(iter(trainer.get_train_dataloader()))
-    check_packing(model, batch).require_safe()
-
-    assert losses(trainer) == pytest.approx(unpacked_losses(data, tmp_path), abs=1e-4)
 
 
 def weighted_loss_of(row: dict[str, Any]) -> float:
@@ -243,7 +181,7 @@ def weighted_loss_of(row: dict[str, Any]) -> float:
 
 
 def test_weights_are_never_lost_without_a_word(uri, tmp_path):
-    from transformers import Trainer, TrainingArguments
+    from transformers import Trainer
 
     data = load_packed(uri, cache=tmp_path)
     weights = [
@@ -252,14 +190,8 @@ def test_weights_are_never_lost_without_a_word(uri, tmp_path):
     ]
     data = data.add_column("loss_weights", weights)
 
-    def run(collator: Any, loss: Any = Trainer, **settings: Any) -> list[float]:
-        with enable_packing(model := tiny_model("llama", "sdpa", scale=0.02)):
-            args = TrainingArguments(
-                output_dir=str(tmp_path), max_grad_norm=0, **SETTINGS | settings
-            )
-            return losses(
-                in_order(loss)(model=model, args=args, train_dataset=data, data_collator=collator)
-            )
+    def run(collator: Any, kind: Any = None, **settings: Any) -> list[float]:
+        return train(tmp_path, data, collator, kind, **settings)
 
     class Weighted(Trainer):
         def compute_loss(self, model, inputs, return_outputs=False, **_):

@@ -1,8 +1,7 @@
-"""One rank of test_ranks.py, started by torchrun: `trainer_job.py FOLDER URI`."""
+"""One rank of test_ranks.py: transformers' Trainer, and a custom loop with DDP."""
 
 import json
 import os
-import sys
 import warnings
 from pathlib import Path
 
@@ -68,7 +67,3 @@ def main(folder: Path, uri: str) -> None:
     (folder / f"{rank}.json").write_text(json.dumps(told))
     dist.barrier()
     os._exit(0)  # threads of gloo may abort a process that ends by itself
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])

@@ -1,13 +1,12 @@
-"""One rank of test_ranks.py, started by torchrun: takes packs, and is killed at a step.
+"""One rank of test_ranks.py: takes packs, and is killed at a step.
 
-`training_job.py FOLDER URI WORKERS KILLED_AT` resumes from the last checkpoint in FOLDER, writes
-a checkpoint with a receipt every 3 steps, and logs each batch that it takes.
+It resumes from the last checkpoint in its folder, writes a checkpoint with a receipt every 3 steps,
+and logs each batch that it takes.
 """
 
 import json
 import os
 import signal
-import sys
 from pathlib import Path
 
 import torch
@@ -55,7 +54,3 @@ def main(folder: Path, uri: str, num_workers: int, killed_at: int) -> None:
     dist.barrier()
     dist.destroy_process_group()
     os._exit(0)  # threads of gloo may abort a process that ends by itself
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))

@@ -157,20 +157,20 @@ def deep_array(path: Path) -> None:
 
 
 def long_string(path: Path) -> None:
-    """A text of 1 GB, as a sparse file."""
+    """A text of 512 MB."""
     with path.open("wb") as out:
         out.write(b'{"text": "')
-        for _ in range(1024):
+        for _ in range(512):
             out.write(b"x" * MIB)
         out.write(b'"}\n')
 
 
 def long_field(path: Path) -> None:
-    """A quote opened in line 3, followed by 1 GB of rows."""
+    """A quote opened in line 3, followed by 512 MB of rows."""
     with path.open("wb") as out:
         out.write(b'question,answer\n"a\n5"" disk","b\n')
         rows = b"Where is it?,It is here.\n" * (MIB // 25)
-        for _ in range(1024):
+        for _ in range(512):
             out.write(rows)
 
 

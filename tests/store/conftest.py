@@ -1,4 +1,4 @@
-"""Stores of every kind: a folder, moto's S3 with authentication, Ceph's gateway, gs and az."""
+"""Stores of every kind: a folder, an S3 server (Ceph's gateway, else moto), gs and az."""
 
 import os
 import subprocess
@@ -68,6 +68,27 @@ def ceph_environment(ceph_endpoint):
     return s3_environment(ceph_endpoint, ceph.ACCESS_KEY, ceph.SECRET_KEY)
 
 
+@pytest.fixture(scope="session")
+def s3_server(request):
+    """Environment of a real S3 server: Ceph if it is installed, else moto."""
+    kind = "ceph" if ceph.is_installed() else "moto"
+    return request.getfixturevalue(f"{kind}_environment")
+
+
+def checks_digests(environment: dict[str, str]) -> bool:
+    """Return whether the server compares bodies with Content-MD5, which moto does not."""
+    return environment["AWS_ACCESS_KEY_ID"] == ceph.ACCESS_KEY
+
+
+@pytest.fixture(params=["folder", "s3"])
+def place(request, tmp_path):
+    """Environment and root of an empty store, for other processes."""
+    if request.param == "folder":
+        return {}, str(tmp_path / "store")
+    environment = request.getfixturevalue("s3_server")
+    return environment, request.getfixturevalue("use")(environment)
+
+
 @pytest.fixture
 def use(monkeypatch):
     """Set a server's AWS environment, create a bucket, and return the root of a store in it."""
@@ -113,16 +134,7 @@ def azure(azure_environment, monkeypatch):
     return f"az://{azurite.CONTAINER}/{uuid.uuid4().hex[:12]}/prefix"
 
 
-KINDS = [
-    "folder",
-    "moto",
-    "gcs",
-    pytest.param("azure", marks=pytest.mark.e2e),
-    pytest.param("ceph", marks=pytest.mark.e2e),
-]
-
-
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=["folder", "s3", "gcs", pytest.param("azure", marks=pytest.mark.e2e)])
 def root(request, tmp_path):
     """Root of an empty store of each kind."""
     if request.param == "folder":
@@ -131,13 +143,8 @@ def root(request, tmp_path):
         request.getfixturevalue("gcs")
         return f"gs://{gcs_server.BUCKET}/some/prefix"
     if request.param == "azure":
-        azure_root = request.getfixturevalue("azure")
-        return azure_root
-    use, environment = (
-        request.getfixturevalue(name) for name in ("use", f"{request.param}_environment")
-    )
-    place = use(environment)
-    return place
+        return request.getfixturevalue("azure")
+    return request.getfixturevalue("use")(request.getfixturevalue("s3_server"))
 
 
 @pytest.fixture

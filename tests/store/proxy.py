@@ -43,8 +43,6 @@ class FaultyProxy(ThreadingHTTPServer):
         self.rule = rule
         self.counts: Counter[str] = Counter()
         self.requests = 0
-        self.answered: Counter[str] = Counter()
-        """Bytes of bodies by path, without the query."""
         self.lock = threading.Lock()
         self.random = random.Random(0)
         self.endpoint = f"http://127.0.0.1:{self.server_address[1]}"
@@ -159,8 +157,6 @@ class _Handler(BaseHTTPRequestHandler):
             self._hang_up()
         elif self.command != "HEAD":
             self.wfile.write(data)
-            with self.server.lock:
-                self.server.answered[urlsplit(self.path).path] += len(data)
 
     def _refuse(self, status: int, code: str) -> None:
         told = f"<Code>{code}</Code><Message>{code}</Message>"

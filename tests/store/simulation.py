@@ -117,9 +117,7 @@ class SimBody(FileBody):
 
 
 # Parsing is pure, and the simulation parses the same few bytes again and again.
-_REAL_PARSE_SLOT = manifest.parse_slot
 _parse_slot = lru_cache(maxsize=4096)(manifest.parse_slot)
-_REAL_PARSE_REF = refs.parse_ref
 _parse_ref = lru_cache(maxsize=4096)(refs.parse_ref)
 
 

@@ -1,13 +1,8 @@
 """Long runs of the store's chaos, with counts at the end. Not collected by pytest.
 
-python -m tests.store.soak all --minutes 20            # a folder, and Ceph if it is installed;
-                                                       # every part runs at least once
-python -m tests.store.soak schedules --minutes 5       # simulation from a new seed
-python -m tests.store.soak schedules --seed 7 --schedules 1
-python -m tests.store.soak faults --faults 1000        # publishers through the faulty proxy
-python -m tests.store.soak kills --kills 200
-python -m tests.store.soak races --versions 50         # 16 publishers, distinct and identical
-python -m tests.store.soak collections --versions 50
+python -m tests.store.soak --minutes 20         # a folder, and Ceph if it is installed; every part
+                                                # runs at least once
+python -m tests.store.soak --schedules 1 --seed 7
 """
 
 import argparse
@@ -41,10 +36,10 @@ def say(text: str) -> None:
 
 
 def schedules(seed: int, number: int, minutes: float) -> None:
-    """Run this many schedules, or as many as fit into the minutes."""
+    """Run this many schedules; if 0, as many as fit into the minutes."""
     started, done, requests, faults = time.monotonic(), 0, 0, 0
-    while time.monotonic() - started < minutes * 60 if minutes else done < number:
-        block = range(seed + done, seed + done + (1000 if minutes else min(1000, number - done)))
+    while done < number if number else time.monotonic() - started < minutes * 60:
+        block = range(seed + done, seed + done + (min(1000, number - done) if number else 1000))
         more_requests, more_faults = simulate(block)
         done, requests, faults = done + len(block), requests + more_requests, faults + more_faults
     seconds = time.monotonic() - started
@@ -139,51 +134,36 @@ def places(only: str) -> Iterator[list[tuple[str, Place]]]:
 
 def main() -> None:
     options = parse()
-    if options.minutes:  # small parts, repeated, so that a short run ends soon
-        options.kills, options.faults, options.versions = 20, 100, 5
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # so that servers we started are stopped
     started = time.monotonic()
-    if options.what in ("all", "schedules"):
-        seed = random.randrange(2**32) if options.seed is None else options.seed
-        share = 1 if options.what == "schedules" else 0.2  # of the time
-        schedules(seed, options.schedules, options.minutes * share)
-    if options.what == "schedules":
+    seed = random.randrange(2**32) if options.seed is None else options.seed
+    schedules(seed, options.schedules, options.minutes * 0.2)  # of the time
+    if options.schedules:
         return
-    rounds = {
-        "kills": lambda place: kills(place, options.kills),
-        "races": lambda place: races(place, options.versions),
-        "collections": lambda place: collections(place, options.versions),
-        "faults": lambda place: faults(place, options.faults),
-    }
-    chosen = rounds if options.what == "all" else {options.what: rounds[options.what]}
+    # Small parts, repeated, so that a short run ends soon.
+    rounds = [(kills, 20), (races, 5), (collections, 5), (faults, 100)]
     with places(options.store) as found:
         rounds_of = [
-            (f"{what}, {name}", once, place)
-            for what, once in chosen.items()
+            (f"{part.__name__}, {name}", part, number, place)
+            for part, number in rounds
             for name, place in found
-            if what != "faults" or name == "ceph"
+            if part is not faults or name == "ceph"
         ]
-        for number, (what, once, place) in enumerate(itertools.cycle(rounds_of), 1):
+        for done, (what, part, number, place) in enumerate(itertools.cycle(rounds_of), 1):
             say(f"-- {what}")
-            once(fresh(place))
+            part(fresh(place), number)
             is_late = time.monotonic() - started >= options.minutes * 60
-            if is_late and number >= len(rounds_of):
+            if is_late and done >= len(rounds_of):
                 break
-    say(f"{number} of {len(rounds_of)} parts, {time.monotonic() - started:.0f} s")
+    say(f"{done} of {len(rounds_of)} parts, {time.monotonic() - started:.0f} s")
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument(
-        "what", choices=["all", "schedules", "faults", "kills", "races", "collections"]
-    )
     parser.add_argument("--store", choices=["folder", "ceph"], default="")
-    parser.add_argument("--minutes", type=float, default=0, help="repeat for so long")
-    parser.add_argument("--seed", type=int)
-    parser.add_argument("--schedules", type=int, default=100_000)
-    parser.add_argument("--faults", type=int, default=1000)
-    parser.add_argument("--kills", type=int, default=200)
-    parser.add_argument("--versions", type=int, default=50, help="of each publisher")
+    parser.add_argument("--minutes", type=float, default=10, help="repeat for so long")
+    parser.add_argument("--seed", type=int, help="of the first schedule")
+    parser.add_argument("--schedules", type=int, default=0, help="only simulate so many schedules")
     return parser.parse_args()
 
 

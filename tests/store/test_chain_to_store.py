@@ -15,42 +15,33 @@ from packhouse.store import open_version, verify_version
 DEMO = Path(__file__).resolve().parents[2] / "deployments" / "demo" / "recipe.yaml"
 
 
-@pytest.fixture
-def publish(root, tmp_path):
-    def publish(*overrides: str):
-        recipe = load_recipe(DEMO, (f"publish.store={root}", *overrides))
-        workspace = Workspace(cache=tmp_path / "cache", check=schemas.check)
-        return prepare(recipe, LocalRunner(recipe=recipe, workspace=workspace), workspace.cache)
-
-    return publish
-
-
-def test_a_run_publishes_a_version_that_verifies_and_loads(publish, root, tmp_path, monkeypatch):
+def test_a_run_reads_and_publishes_there_and_the_version_verifies_and_loads(
+    root, any_store, tmp_path, monkeypatch
+):
     from packhouse import load_packed
+
+    rows = (DEMO.parent / "instructions.jsonl").read_bytes()
+    any_store.put_create("raw/instructions.jsonl", rows)
+    sources = f"sources=[{{path: {root}/raw/instructions.jsonl, format: alpaca}}]"
+    recipe = load_recipe(DEMO, (f"publish.store={root}", sources))
+    workspace = Workspace(cache=tmp_path / "cache", check=schemas.check)
+
+    def publish():
+        return prepare(recipe, LocalRunner(recipe=recipe, workspace=workspace), workspace.cache)
 
     prepared = publish()
 
     assert prepared.created
+    assert prepared.ledger[0].rows_in == 204
     assert verify_version(open_version(root, "demo")).is_intact
     monkeypatch.setenv("PACKHOUSE_CACHE", str(tmp_path / "loader"))
-    rows = load_packed(f"{root}/demo", split="train")
-    assert len(rows) == prepared.published.statistics["train"].num_packs
+    loaded = load_packed(f"{root}/demo", split="train")
+    assert len(loaded) == prepared.published.statistics["train"].num_packs
     assert not publish().created
 
 
-def test_sources_are_read_from_the_same_kind_of_store(publish, root, any_store, tmp_path):
-    rows = (DEMO.parent / "instructions.jsonl").read_bytes()
-    any_store.put_create("raw/instructions.jsonl", rows)
-
-    prepared = publish(
-        "sources=[{path: %s/raw/instructions.jsonl, format: alpaca}]" % root  # noqa: UP031
-    )
-
-    assert prepared.ledger[0].rows_in == 204
-
-
-def test_a_store_that_is_not_there_stops_the_run_before_any_work(use, moto_environment, tmp_path):
-    use(moto_environment)
+def test_a_store_that_is_not_there_stops_the_run_before_any_work(use, s3_server, tmp_path):
+    use(s3_server)
     recipe = load_recipe(DEMO, ("publish.store=s3://no-such-bucket/store",))
     asked = []
 

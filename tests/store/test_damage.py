@@ -13,7 +13,7 @@ from packhouse.errors import IntegrityError, PackhouseError
 from packhouse.store import open_store, open_version, publish_version, pull_version, verify_version
 from tests.store.versions import FACTS, pack_file
 
-FLIPS = int(os.environ.get("PACKHOUSE_FLIPS", "40"))  # of each kind
+FLIPS = int(os.environ.get("PACKHOUSE_FLIPS", "10"))  # of each kind
 
 
 @pytest.fixture

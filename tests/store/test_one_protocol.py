@@ -7,7 +7,6 @@ side knows, a real store that answers differently from the one in memory. Each i
 
 import ast
 import hashlib
-import inspect
 import random
 from pathlib import Path
 
@@ -18,7 +17,6 @@ from packhouse.errors import PackhouseError, StoreError
 from packhouse.store import commit, open_store, publish_version, store_requests
 from packhouse.store.commit import LocalFile, dataset_card, draft_manifest, name_files
 from packhouse.store.object_store import FileBody, ObjectStore, file_body
-from tests.store import simulation
 from tests.store.simulation import SimStore
 from tests.store.versions import FACTS, pack_file
 
@@ -39,38 +37,6 @@ def methods_named(name):
 
 def test_nobody_writes_to_a_store_but_the_runner_of_steps_and_the_doctor():
     assert {module for module, _, _ in methods_named("called")} == {"addons/doctor.py"}
-
-
-def test_the_simulation_holds_no_protocol_of_its_own():
-    """It makes requests only in its reader's check of a file."""
-    tree = ast.parse(inspect.getsource(simulation))
-    made = {
-        node.func.attr
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and getattr(node.func.value, "id", "") == "store_requests"
-    }
-    assert made == {"ask"}
-    used = {
-        f"{node.value.id}.{node.attr}"
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute)
-        and getattr(node.value, "id", "") in ("commit", "gc", "refs", "version_reader")
-    }
-    protocols = {name for name in used if name.endswith("_steps")}
-    assert protocols == {
-        "gc.collect_steps",
-        "gc.find_garbage_steps",
-        "commit.find_slot_steps",
-        "commit.publish_steps",
-        "version_reader.resolve_steps",
-        "refs.set_ref_steps",
-    }
-    for name in protocols:
-        module, _, function = name.partition(".")
-        real = getattr(getattr(simulation, module), function)
-        assert real.__module__.startswith("packhouse.store.")
 
 
 class Recorder:

@@ -1,7 +1,7 @@
 """The protocol under 5,000 schedules, and proof that the simulation notices mistakes.
 
 PACKHOUSE_SCHEDULES and PACKHOUSE_SEED select other schedules. A violation names its seed;
-`python -m tests.store.soak schedules --seed N --schedules 1` repeats it. `make soak` runs 100,000
+`python -m tests.store.soak --seed N --schedules 1` repeats it. `make soak` runs 100,000
 and more.
 """
 

@@ -27,14 +27,16 @@ from packhouse.store import (
 )
 from packhouse.store.conditional_writes import require_guarded
 from packhouse.store.gc import collect_garbage
-from tests.store.versions import FACTS, pack_file
+from tests.store.versions import FACTS, pack_file, pack_table
 
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["tests.store.victim"])
 
-# Reading botocore's models would take each child 0.4 s, so they are read before the fork.
+# Reading botocore's models would take each child 0.4 s, and importing pandas, as pyarrow does for
+# the first table, 0.6 s, so both happen before the fork.
 loaders.create_loader = functools.lru_cache(loaders.create_loader)
 s3.make_client()
+pack_table()
 
 # At each request of a publication, before and after its execution.
 REQUEST_POINTS = [

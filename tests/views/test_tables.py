@@ -31,10 +31,9 @@ def prepared(folder, rows, row_format="auto", **settings):
     "settings",
     [
         {"pack": {"seq_len": 64, "strategy": "concat"}, "split": {"eval_fraction": 0.4}},
-        {"pack": {"seq_len": 64, "over_length": "truncate_turns"}},
         {"pack": {"seq_len": 96, "over_length": "window"}, "dedup": {"exact": "drop"}},
     ],
-    ids=["concat, eval", "cut", "windows"],
+    ids=["concat, eval", "windows"],
 )
 def test_places_of_records_are_those_of_the_packs(tmp_path, settings):
     """Each record twice, some with equal content: the columns match the contents of the packs."""

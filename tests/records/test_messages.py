@@ -244,6 +244,14 @@ def test_content_after_the_prompt_does_not_change_the_group():
     assert found[-1] != found[0]
 
 
+def test_groups_see_through_unicode_forms():
+    composed, decomposed = "Caf\u00e9 STRASSE", "cafe\u0301 stra\u00dfe"
+
+    first, second = groups(conversations([("user", composed), A], [("user", decomposed), A]))
+
+    assert first == second
+
+
 def test_group_by_record_is_the_name():
     array = conversations([U, A])
 

@@ -117,6 +117,13 @@ def test_order_of_packs_and_of_equal_lengths_is_pinned():
     assert plan_packs(lengths, 8, "next_fit", seed=0).order.tolist() == [5, 4, 2, 3, 1, 0, 6]
 
 
+def test_another_seed_is_another_order():
+    lengths = np.full(64, 4)
+    plans = [plan_packs(lengths, 8, "best_fit", seed).order.tolist() for seed in range(4)]
+
+    assert len({tuple(order) for order in plans}) == 4
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_no_sequences_make_no_packs(strategy):
     plan = plan_packs(np.empty(0, dtype=np.int32), seq_len=8, strategy=strategy)

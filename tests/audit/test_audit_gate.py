@@ -138,14 +138,6 @@ def test_repetition_equals_a_plain_count(made):
     }
 
 
-def test_openrlhf_1089_eval_rows_that_are_training_rows():
-    """https://github.com/OpenRLHF/OpenRLHF/pull/1089"""
-    rows = [record("x", 0, "g"), record("x", 1, "g", split="eval"), record("y", 2, "h")]
-    assert repetition(rows)["both_sides"] == 1
-    rows[1]["times"] = 0  # dropped, so it is in neither split
-    assert repetition(rows)["both_sides"] == 0
-
-
 def repetition(rows):
     """Read in batches of two, because repeated rows can be far apart."""
     table = pa.Table.from_pylist(rows, LINEAGE)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packhouse.auditing import shard_audit as shard_module
@@ -53,12 +53,6 @@ def test_sound_rows_have_no_finding(tables):
     assert (counts["rows"], counts["turns"]) == (3, 4)
     answers = ["Six.", "The Danube.", "The Elbe, for example.", "Scattering."]
     assert counts["answer_bytes"] == sum(map(len, answers))
-
-
-def test_a_built_in_renderer_has_no_template_file(tables):
-    side = Side(tables.validated, tables.formatted, tables.tokenized)
-    found = audit_shard([side], tables.snapshot, FormatConfig(template="harmony"))
-    assert found["counts"]["leaked_headers"] == 0
 
 
 THOUGHTS = [turns("Why?", "So. <think>hm</think> And <think>ha</think> so.", "And?", "Yes.")]
@@ -209,13 +203,6 @@ def test_trained_bos_is_a_leak(shared, tmp_path):
     assert found(tables)["trained_prompt_bytes"] > 0
 
 
-@pytest.mark.parametrize("name", ["qwen2.5-instruct", "qwen3", "mistral-7b-instruct-v0.3"])
-def test_real_tokenizers_have_no_finding(shared, name):
-    chats = [*CHATS[:2], turns("Caf\u00e9?", "Tr\u00e8s bien \U0001f600, \u4f60\u597d.")]
-    snapshot = load_snapshot(shared / "tokenizers" / name)
-    assert found(Tables(chats, snapshot)) == {}
-
-
 def test_words_that_bert_does_not_know(shared):
     snapshot = load_snapshot(shared / "tokenizers" / "bert-base-uncased")
     config = FormatConfig(template="sequence_classification")
@@ -271,9 +258,10 @@ def test_a_call_without_its_end_and_a_call_without_a_mask(shared, name):
         assert found(tables) == {"unterminated_turns": 1}
 
 
+@settings(max_examples=30)
 @given(which=st.integers(0, 3), start=st.integers(-3, 3), end=st.integers(-3, 3))
 def test_every_range_that_is_moved_is_misplaced(which, start, end):
-    tables = moved_tables()
+    tables = copy.copy(sound_tables())
     assert audited(tables)["counts"]["misplaced_rows"] == 0
 
     def move(row):
@@ -294,10 +282,6 @@ def sound_tables():
     with tempfile.TemporaryDirectory() as cache:
         snapshot = load_snapshot(DEMO / "tokenizer", cache=Path(cache))
     return Tables(CHATS, snapshot)
-
-
-def moved_tables():
-    return copy.copy(sound_tables())
 
 
 QWEN = "qwen2.5-instruct"

@@ -96,7 +96,6 @@ def test_sound_rows_of_any_container_and_any_boundaries_have_no_finding(audited,
     table = pa.Table.from_pylist(good)
     pq.write_table(table, tmp_path / "rows.parquet")
     lines = "".join(json.dumps(row) + "\n" for row in good)
-    (tmp_path / "rows.jsonl").write_text(lines)
     (tmp_path / "rows.json").write_text(json.dumps(good))
     DatasetDict(train=Dataset.from_list(good)).save_to_disk(tmp_path / "saved")
 
@@ -108,7 +107,7 @@ def test_sound_rows_of_any_container_and_any_boundaries_have_no_finding(audited,
             return {name: np.array(values) for name, values in good[number].items()}
 
     tokens = sum(len(row["input_ids"]) for row in good)
-    files = [tmp_path / name for name in ("rows.parquet", "rows.jsonl", "rows.json", "saved")]
+    files = [tmp_path / name for name in ("rows.json", "saved")]
     (tmp_path / "zipped").mkdir()
     for name, part in (("a.jsonl.gz", lines.encode()), ("b.json.gz", b'{"num_rows": 40}')):
         (tmp_path / "zipped" / name).write_bytes(gzip.compress(part))
@@ -144,23 +143,6 @@ def test_masks_with_other_names_show_what_is_trained(audited, good):
     assert audited(both).is_clean
 
 
-def test_padding_is_no_token(audited, good):
-    longest = max(len(row["input_ids"]) for row in good)
-    padded = []
-    for row in good:
-        pad = longest - len(row["input_ids"])
-        padded.append({
-            "input_ids": row["input_ids"] + [151643] * pad,
-            "attention_mask": row["attention_mask"] + [0] * pad,
-            "position_ids": [*range(len(row["input_ids"])), *([0] * pad)],
-            "labels": row["labels"] + [-100] * pad,
-        })  # fmt: skip
-    report = audited(padded)
-
-    assert report.is_clean, report
-    assert report.counts["tokens"] == sum(len(row["input_ids"]) for row in good)
-
-
 def padded(rows, pad, label=-100, attention=None, in_front=False):
     """Rows of equal length; without `attention` they have no mask."""
     fills = {"input_ids": pad, "labels": label}
@@ -177,9 +159,10 @@ def padded(rows, pad, label=-100, attention=None, in_front=False):
     return made
 
 
-@pytest.mark.parametrize("pad", [151643, END])
-@pytest.mark.parametrize("attention", [None, 1])
-@pytest.mark.parametrize("in_front", [False, True])
+@pytest.mark.parametrize(
+    ("pad", "attention", "in_front"),
+    [(151643, None, False), (END, 1, False), (151643, 1, True), (END, None, True)],
+)
 def test_trained_padding_is_found_and_nothing_else(audited, good, pad, attention, in_front):
     trained = audited(padded(good, pad, pad, attention, in_front))
     longest = max(len(row["input_ids"]) for row in good)
@@ -188,7 +171,7 @@ def test_trained_padding_is_found_and_nothing_else(audited, good, pad, attention
     assert numbers(trained) == {"padding": number}, trained
     assert trained.counts["tokens"] == sum(len(row["input_ids"]) for row in good)
     untrained = numbers(audited(padded(good, pad, -100, attention, in_front)))
-    assert untrained == ({"padding": number} if in_front and not attention == 0 else {})
+    assert untrained == ({"padding": number} if in_front else {})
 
 
 def _truncated(rows):
@@ -448,11 +431,10 @@ def test_bos_twice_and_bos_missing(audited, conversations, shared):
 def test_rows_prepared_by_trl(audited, conversations, shared, tmp_path):
     folder = str(shared / "tokenizers" / "qwen3")
     prepared = _prepared_by_trl(folder, conversations, tmp_path)
-    for how in ("answers", "packed"):
-        report = audited(prepared[how], folder)
-        # TRL's training templates also train the line break after the end token.
-        assert numbers(report) == {"past_stops": 40}, (how, report)
-        assert report.counts["records"] == 40
+    report = audited(prepared["packed"], folder)
+    # TRL's training templates also train the line break after the end token.
+    assert numbers(report) == {"past_stops": 40}, report
+    assert report.counts["records"] == 40
     everything = numbers(audited(prepared["everything"], folder))
     assert everything == {"trained_prompts": 40, "trained_headers": 40}
     wrapped = audited(prepared["wrapped"], folder)
@@ -471,7 +453,6 @@ def _prepared_by_trl(folder, conversations, tmp_path):
     model = Qwen2ForCausalLM(Qwen2Config(vocab_size=len(tokenizer), **sizes, **heads))
     settings = {
         "everything": {},
-        "answers": {"assistant_only_loss": True},
         "packed": {"assistant_only_loss": True, "packing": True, "max_length": 512},
         "wrapped": {"packing": True, "packing_strategy": "wrapped", "max_length": 256},
     }
@@ -496,7 +477,8 @@ def test_a_published_version_has_no_finding(audited, cache, qwen, conversations,
             publish={"layout": layout}, cache=cache, progress=False,
         )  # fmt: skip
         files = sorted((tmp_path / layout / "own/v").glob("*/data/*.parquet"))
-        for data in (version, version.train, f"{tmp_path / layout}/own", files):
+        every = (version, version.train, f"{tmp_path / layout}/own", files)
+        for data in every if layout == "labels" else every[:1]:
             report = audited(data)
             assert report.is_clean, report
             assert report.counts["records"] == 40
@@ -533,9 +515,7 @@ def test_a_report_escapes_text_of_rows(audited, qwen):
     [
         ({"input_ids": [True, False]}, "'input_ids' contains booleans"),
         ({"input_ids": [5, 6], "labels": [True, False]}, "'labels' contains booleans"),
-        ({"input_ids": [5, 6], "position_ids": [False, True]}, "'position_ids' contains booleans"),
         ({"input_ids": [5, 6.5], "labels": [5, 6]}, "row 1: column 'input_ids' holds 6.5"),
-        ({"input_ids": ["5", "6"]}, "'input_ids' holds list<item: string>"),
         ({"input_ids": [[5, 6]]}, "'input_ids' holds list<item: list<item: int64>>"),
         ({"input_ids": [5, 6], "labels": ["5", "6"]}, "'labels' holds list<item: string>"),
     ],
@@ -544,7 +524,10 @@ def test_columns_that_hold_no_whole_numbers_are_refused_by_name(audited, row, sa
     empty = {name: [] for name in row}
     with pytest.raises(SourceError, match=re.escape(said)):
         audited([empty, row])
-    assert numbers(audited([empty, {"input_ids": None}])) == {"empty": 2}
+
+
+def test_rows_without_ids_are_empty_and_masks_may_be_booleans(audited):
+    assert numbers(audited([{"input_ids": []}, {"input_ids": None}])) == {"empty": 2}
     masked = {"input_ids": [5, 6, END], "assistant_masks": [False, True, True]}
     assert audited([masked]).counts["trained_tokens"] == 2
 
@@ -553,7 +536,6 @@ def test_columns_that_hold_no_whole_numbers_are_refused_by_name(audited, row, sa
     ("value", "said"),
     [
         ([[5], [6]], "row 1: column 'labels' holds a list with [5], not a list of numbers"),
-        ("56", "row 1: column 'labels' holds '56', not a list of numbers"),
         (5, "row 1: column 'labels' holds 5, not a list of numbers"),
     ],
 )

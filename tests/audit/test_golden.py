@@ -78,15 +78,6 @@ def test_the_difference_is_shown(golden):
     assert caught.value.exit_code == 4
 
 
-def test_functionary_a_template_that_changed_is_noticed(golden):
-    """Of the peers, only functionary pins conversations, with a separate script."""
-    changed = golden.model_copy(
-        update={"format": golden.format.model_copy(update={"system": "Be brief."})}
-    )
-    with pytest.raises(AuditError, match="text differs at character 12"):
-        check_pinned(changed)
-
-
 @pytest.mark.parametrize(
     "options",
     [

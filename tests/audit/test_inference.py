@@ -106,16 +106,16 @@ def checked(found):
 
 
 @pytest.mark.parametrize("name", ["qwen3", "qwen2.5-instruct", "mistral-7b-instruct-v0.3"])
-@pytest.mark.parametrize("talk", [AGENT, ASKED, [{"role": "system", "content": "Hm."}, *ASKED]])
-def test_prompts_are_those_of_transformers(name, talk, shared, snapshots):
+def test_prompts_are_those_of_transformers(name, shared, snapshots):
     template = PlainTemplate(FormatConfig(), snapshots(name))
     tokenizer = AutoTokenizer.from_pretrained(shared / "tokenizers" / name)
-    messages = template.fit(talk)
-    for number, message in enumerate(talk):
-        if message["role"] == "assistant":
-            given = {"add_generation_prompt": True, "tokenize": False}
-            own = tokenizer.apply_chat_template(messages[:number], **given)
-            assert template.render(messages[:number], is_prompt=True) == own
+    for talk in (AGENT, [{"role": "system", "content": "Hm."}, *ASKED]):
+        messages = template.fit(talk)
+        for number, message in enumerate(talk):
+            if message["role"] == "assistant":
+                given = {"add_generation_prompt": True, "tokenize": False}
+                own = tokenizer.apply_chat_template(messages[:number], **given)
+                assert template.render(messages[:number], is_prompt=True) == own
 
 
 def test_a_template_shows_its_switch_and_its_stop_token(snapshots):
@@ -322,21 +322,6 @@ def prepared(rows, folder, **settings):
     return prepare_in(folder, rows, dataset="rows", **settings)
 
 
-def test_a_run_counts_and_keeps_them_in_the_manifest(tmp_path):
-    version = prepared([{"messages": ASKED}], tmp_path)
-    counts = version.audit["inference"]["dataset"]
-    assert counts == {
-        "records": 1,
-        "records_checked": 1,
-        "answers": 2,
-        "answers_checked": 2,
-        "answers_after_prompt": 2,
-        "completions_stopped": 2,
-        "partly_trained": 0,
-    }
-    assert version.audit["inference"]["sources"] == {"rows": counts}
-
-
 def test_the_line_says_how_many_answers_of_a_long_row_were_compared(tmp_path):
     long = {"messages": turns(*(f"This is turn {n} of many." for n in range(160)))}
     version = prepared([long], tmp_path, pack={"seq_len": 4096})
@@ -357,9 +342,7 @@ def test_the_prompt_of_a_window_is_that_of_its_own_messages(tmp_path):
     assert counts["answers_checked"] == counts["answers_after_prompt"] == 20
 
 
-@pytest.mark.parametrize(
-    "settings", [{"template": "alpaca"}, {"template": "completion"}, {"train_on": "all"}]
-)
+@pytest.mark.parametrize("settings", [{"template": "alpaca"}, {"train_on": "all"}])
 def test_without_prompts_of_inference_there_is_no_line(settings, tmp_path):
     version = prepared([{"instruction": "Add 1 to 1.", "output": "2."}], tmp_path, format=settings)
     assert "inference" not in version.audit

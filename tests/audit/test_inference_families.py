@@ -23,7 +23,6 @@ from tests.templates.families import (
     answers_of,
     cases,
     family,
-    one_per_vendor,
     rendered_by_packhouse,
     snapshot_of,
     tools_of,
@@ -31,10 +30,13 @@ from tests.templates.families import (
 
 WITHOUT_PROMPT = {
     "diffusion_gemma": {"tools", "parallel", "lookthink"},
-    **{version: {"textcall"} for version in ("gemma4", "gemma4_v3", "gemma4_v4")},
+    "gemma4": {"textcall"},
 }
 """Shapes in which a template writes no generation prompt after a tool result, so that the model has
 to write the header, or nothing shows where its answer begins."""
+
+FAULTY = ["gemma4_v5", "glm4moe", "gptoss", "idefics3", "nemotron_3_nano", "qwen3_8"]
+"""Templates whose audit is given faults: stop tokens, headers and thoughts of every kind."""
 
 pytestmark = pytest.mark.usefixtures("shared")
 
@@ -112,7 +114,7 @@ def audited(name, turns, change=lambda formatted: formatted):
     return audit_inference(sides, snapshot, config, template)
 
 
-@pytest.mark.parametrize(("name", "turns"), cases("joined", "exact", "alone"))
+@pytest.mark.parametrize(("name", "turns"), cases("joined", "alone"))
 def test_the_rule_raises_no_false_alarm(name, turns):
     found = audited(name, turns)
     counts = found["counts"]
@@ -138,10 +140,10 @@ def shifted(by_start, by_end, column="trained_spans"):
     return change
 
 
-@pytest.mark.parametrize("name", one_per_vendor())
+@pytest.mark.parametrize("name", FAULTY)
 def test_a_shifted_span_is_never_right(name):
     for by_start, by_end in ((1, 0), (-1, 0), (0, -1)):
-        counts = audited(name, "alone", shifted(by_start, by_end))["counts"]
+        counts = audited(f"{name}.jinja", "alone", shifted(by_start, by_end))["counts"]
         assert counts["answers_checked"]
         assert counts["answers_after_prompt"] == (0 if by_start else counts["answers_checked"])
         assert counts["completions_stopped"] == (0 if by_end else counts["answers_checked"])
@@ -186,10 +188,12 @@ def test_ids_and_masks_alone_show_trained_prompts_although_answers_have_headers(
     assert all(found["trained_headers"] for found in findings.values())
 
 
-@pytest.mark.parametrize("name", one_per_vendor())
+@pytest.mark.parametrize("name", FAULTY)
 def test_ids_and_masks_alone_show_a_shifted_span(name):
     for by_start, by_end in ((1, 0), (-1, 0), (0, -1)):
-        _, totals = audited_as_given(name, "alone", shifted(by_start, by_end, "trained_ranges"))
+        _, totals = audited_as_given(
+            f"{name}.jinja", "alone", shifted(by_start, by_end, "trained_ranges")
+        )
         for total in totals:
             assert total.spans_after_header < total.spans or not by_start
             assert total.spans_stopped < total.spans or not by_end

@@ -81,7 +81,7 @@ def test_two_records_in_one_pack(tokenized):
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(data=st.data())
 def test_equal_to_a_naive_gather_for_any_shards_and_batches(tokenized, strategy, data):
     table = tokenized(data.draw(st.lists(records(), max_size=12)))

@@ -3,13 +3,10 @@
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from packhouse.pack.pack_columns import (
     IGNORE_INDEX,
     expand_labels,
-    position_ids,
     published_schema,
     to_layout,
     trained_mask,
@@ -37,18 +34,6 @@ def packed_rows() -> pa.RecordBatch:
         ],
         PACKED,
     )
-
-
-def test_labels_are_unshifted_and_ignored_where_not_trained():
-    assert expand_labels(packed_rows()).tolist() == [-100, 8, 9, -100, 6, -100, 3]
-    assert expand_labels(packed_rows()).dtype == np.int32
-
-
-@given(st.lists(st.integers(1, 40), max_size=30))
-def test_positions_count_up_from_zero_in_each_sequence(lengths):
-    expected = [position for length in lengths for position in range(length)]
-
-    assert position_ids(np.array(lengths, dtype=np.int32)).tolist() == expected
 
 
 @pytest.mark.parametrize("order", [[0, 1, 2], [2, 0, 1]])

@@ -38,7 +38,7 @@ def with_weights(table: pa.Table, weights) -> pa.Table:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(records=st.lists(weighted(), min_size=1, max_size=10), cut=st.integers(0, 10))
 def test_every_token_keeps_the_weight_of_its_range(tokenized, strategy, records, cut):
     table = with_weights(

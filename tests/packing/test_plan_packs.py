@@ -60,17 +60,6 @@ def first_fit_as_given(lengths: list[int], seq_len: int) -> list[list[int]]:
     return packs
 
 
-def best_fit_by_hand(lengths: list[int], seq_len: int) -> list[list[int]]:
-    packs = []
-    for length in sorted(lengths, reverse=True):
-        fitting = [pack for pack in packs if sum(pack) + length <= seq_len]
-        if fitting:
-            max(fitting, key=sum).append(length)
-        else:
-            packs.append([length])
-    return packs
-
-
 def fewest_packs(lengths: list[int], seq_len: int) -> int:
     """Find the optimum by trying every set of sequences that fits with the longest one."""
     if not lengths:
@@ -86,15 +75,6 @@ def fewest_packs(lengths: list[int], seq_len: int) -> int:
 
 
 # -- goldens
-
-
-def test_best_fit_completes_packs_exactly():
-    lengths = np.array([5, 3, 2, 6, 4, 4])
-
-    plan = plan_packs(lengths, seq_len=8, strategy="best_fit")
-
-    assert lengths_in_packs(plan, lengths) == [[4, 4], [5, 3], [6, 2]]
-    assert (plan.num_packs, plan.num_tokens, plan.fill) == (3, 24, 1.0)
 
 
 def test_first_fit_needs_11_packs_and_best_fit_9_on_johnsons_example():
@@ -113,15 +93,6 @@ def test_first_fit_needs_11_packs_and_best_fit_9_on_johnsons_example():
     )
 
 
-def test_first_fit_puts_a_sequence_into_the_first_pack_not_the_fullest():
-    # 6 and 5 open packs with 4 and 5 left; 4 goes to the first of them, 3 and 2 to the second.
-    lengths = np.array([6, 5, 4, 3, 2])
-
-    plan = plan_packs(lengths, seq_len=10, strategy="first_fit")
-
-    assert lengths_in_packs(plan, lengths) == [[5, 3, 2], [6, 4]]
-
-
 def test_next_fit_never_looks_back():
     # All orders of six threes are the same: two fit into 8, a third does not.
     lengths = np.full(6, 3)
@@ -129,21 +100,6 @@ def test_next_fit_never_looks_back():
     plan = plan_packs(lengths, seq_len=8, strategy="next_fit")
 
     assert [len(pack) for pack in packs_of(plan)] == [2, 2, 2]
-
-
-def test_concat_cuts_at_pack_ends():
-    lengths = np.array([5, 5, 5])
-
-    plan = plan_packs(lengths, seq_len=8, strategy="concat")
-
-    assert plan.starts is not None
-    assert plan.ends is not None
-    assert plan.pack_offsets.tolist() == [0, 2, 4]
-    assert plan.starts.tolist() == [0, 0, 3, 0]
-    assert plan.ends.tolist() == [5, 3, 5, 5]
-    first, second, again, third = plan.order.tolist()
-    assert second == again
-    assert sorted([first, second, third]) == [0, 1, 2]
 
 
 def test_none_keeps_one_sequence_a_row_in_the_order_given():
@@ -184,6 +140,7 @@ def test_a_recipe_can_name_every_strategy():
 
 
 @pytest.mark.parametrize("strategy", WHOLE)
+@settings(max_examples=40)
 @given(lengths=LENGTHS | REPEATED, seed=st.integers(-5, 2**63))
 def test_every_sequence_lands_in_exactly_one_pack_and_no_pack_overflows(strategy, lengths, seed):
     array = np.array(lengths, dtype=np.int32)
@@ -214,6 +171,7 @@ def test_concat_holds_every_token_exactly_once_in_full_packs(lengths, seq_len):
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
+@settings(max_examples=20)
 @given(lengths=LENGTHS)
 def test_a_plan_depends_on_values_only(strategy, lengths):
     first = plan_packs(np.array(lengths, dtype=np.int32), 64, strategy, seed=7)
@@ -231,14 +189,7 @@ def test_first_fit_is_first_fit_decreasing(lengths):
     assert lengths_in_packs(plan, np.array(lengths)) == (sorted(by_hand) if lengths else [[]])
 
 
-@given(lengths=LENGTHS | REPEATED)
-def test_best_fit_is_never_worse_than_best_fit_decreasing(lengths):
-    plan = plan_packs(np.array(lengths, dtype=np.int64), 64, "best_fit")
-
-    assert plan.num_packs <= len(best_fit_by_hand(lengths, 64))
-
-
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(lengths=st.lists(st.integers(1, 12), max_size=8))
 def test_best_fit_is_within_a_pack_of_the_optimum_on_tiny_instances(lengths):
     array = np.array(lengths, dtype=np.int64)
@@ -313,8 +264,7 @@ def alpaca_like(num: int, median: float, seed: int = 0) -> np.ndarray:
     return np.clip(42 + rng.lognormal(np.log(median), 0.8, num), 43, 1100).astype(np.int32)
 
 
-@pytest.mark.parametrize("seq_len", [2048, 131072])
-@pytest.mark.parametrize("median", [50, 140])
+@pytest.mark.parametrize(("seq_len", "median"), [(2048, 140), (131072, 50)])
 def test_realistic_lengths_take_at_most_one_pack_over_the_bound(seq_len, median):
     lengths = alpaca_like(52_002, median)
 

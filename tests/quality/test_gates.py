@@ -57,15 +57,6 @@ def test_a_limit_stops_publication_and_names_count_share_limit_rows_and_remedy(p
     assert gates["audit.quality.max_emails"].shown_value == "5.00%"
 
 
-def test_limits_decide_no_byte(project):
-    published = project.prepare()
-    again = project.prepare("audit.quality.max_emails=0.5")
-    assert (again.version, again.created) == (published.version, False)
-    names = [gate.name for gate in again.gates]
-    assert "audit.quality.max_emails" in names
-    assert "audit.quality.max_phones" not in names
-
-
 def test_languages_are_part_of_the_version(project):
     pytest.importorskip("py3langid")
     published = project.prepare()

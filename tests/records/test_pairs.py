@@ -3,7 +3,7 @@
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packhouse.pack.gather_tokens import gather
@@ -50,6 +50,7 @@ ids = st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=6)
 pairs = st.tuples(ids, ids, ids).filter(lambda pair: pair[1] != pair[2])
 
 
+@settings(max_examples=30)
 @given(st.lists(pairs, max_size=8), st.integers(0, 3))
 def test_pairs_come_apart_as_they_were_joined(rows, skipped):
     chosen = side([(prompt, answer) for prompt, answer, _ in rows]).slice(skipped)
@@ -67,6 +68,7 @@ def test_pairs_come_apart_as_they_were_joined(rows, skipped):
     ]
 
 
+@settings(max_examples=30)
 @given(st.lists(pairs, min_size=1, max_size=8))
 def test_a_pair_is_whole_in_one_pack_with_the_bounds_of_both_sides(rows):
     joined, _ = join_sides(

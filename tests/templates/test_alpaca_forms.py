@@ -2,8 +2,7 @@
 
 import pytest
 
-from packhouse.read import read_shard, scan_source
-from packhouse.recipe import FormatConfig, SourceConfig, TokenizeConfig, ValidateConfig
+from packhouse.recipe import FormatConfig, TokenizeConfig
 from packhouse.render import make_renderer
 from packhouse.tokenize import load_snapshot, tokenize_table
 from tests.templates.toys import make_snapshot, make_table, pieces
@@ -57,6 +56,10 @@ def test_the_text_of_each_form_is_as_published(template, without_input, with_inp
 
     assert rendered["text"].to_pylist() == [f"{without_input}Hi!</s>", f"{with_input}3</s>"]
     assert pieces(rendered) == [["Hi!</s>"], ["3</s>"]]
+    contents = [["Say hi.", "Hi!"], ["Add.", "1 and 2", "3"]]
+    if template == "dart-math/alpaca":
+        contents[1][:2] = ["Add.\n1 and 2"]
+    assert pieces(rendered, "content_spans") == contents
 
 
 def test_further_turns_repeat_the_header_with_its_line_break():
@@ -71,30 +74,14 @@ def test_further_turns_repeat_the_header_with_its_line_break():
     assert pieces(rendered.formatted) == [["b</s>", "d</s>"], ["b</s>", "b</s>"]]
 
 
-def test_a_row_that_does_not_fit_the_form_names_the_form():
-    renderer = make_renderer(FormatConfig(template="alpaca_newline"), make_snapshot())
-    done = renderer.render(make_table([[("user", "a"), ("user", "b"), ("assistant", "c")]]))
-
-    assert done.quarantined["detail"].to_pylist() == [
-        "alpaca_newline needs alternating user and assistant turns, got user, user, assistant"
-    ]
-
-
-@pytest.mark.parametrize(
-    ("tokenizer", "num_straddling"), [("qwen2.5-instruct", 156), ("mistral-7b-instruct-v0.3", 8)]
-)
-def test_with_the_line_break_no_answer_begins_inside_a_token_of_the_prompt(
-    shared, tokenizer, num_straddling
-):
-    config = SourceConfig(path=str(shared / "data" / "alpaca_data.json"), format="alpaca")
-    shard = read_shard(scan_source(config)[0], config, ValidateConfig(), "prompt")
-    snapshot = load_snapshot(str(shared / "tokenizers" / tokenizer))
+def test_with_the_line_break_no_answer_begins_inside_a_token_of_the_prompt(shared, real_table):
+    snapshot = load_snapshot(str(shared / "tokenizers" / "qwen2.5-instruct"))
     straddling = {}
     for template in ("alpaca", "alpaca_newline"):
         renderer = make_renderer(FormatConfig(template=template), snapshot)
-        rendered = renderer.render(shard.validated.slice(0, 300))
+        rendered = renderer.render(real_table("alpaca", 300))
         assert rendered.quarantined.num_rows == 0
         done = tokenize_table(rendered.formatted, snapshot, TokenizeConfig())
         straddling[template] = done.notes.get("straddles_start", 0)
 
-    assert straddling == {"alpaca": num_straddling, "alpaca_newline": 0}
+    assert straddling == {"alpaca": 156, "alpaca_newline": 0}

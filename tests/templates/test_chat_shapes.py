@@ -109,14 +109,13 @@ def renderer_of(name, turns="whole"):
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-@settings(deadline=None, max_examples=6)  # of 12 rows or more, for each of four kinds of turns
-@given(texts=conversations)
-def test_filled_rows_equal_rendered_rows_and_train_whole_answers(name, texts):
+@settings(deadline=None, max_examples=6)  # of 12 rows or more
+@given(texts=conversations, turns=st.sampled_from(["whole", "joined", "exact", "alone"]))
+def test_filled_rows_equal_rendered_rows_and_train_whole_answers(name, texts, turns):
     table = make_table([as_turns(row) for row in texts])
-    for turns in ("whole", "joined", "exact", "alone"):
-        together = renderer_of(name, turns).render(table)
-        assert outcome(together) == rendered_alone(renderer_of(name, turns), table)
-        check_answers(texts, together.formatted)
+    together = renderer_of(name, turns).render(table)
+    assert outcome(together) == rendered_alone(renderer_of(name, turns), table)
+    check_answers(texts, together.formatted)
 
 
 def test_jinja_renders_all_rows_if_a_compiled_template_differs_from_it():
@@ -198,7 +197,7 @@ TOOL_TEMPLATES = {
 
 
 @pytest.mark.parametrize("template", TOOL_TEMPLATES.values(), ids=TOOL_TEMPLATES)
-@settings(deadline=None, max_examples=6)  # of 12 rows or more
+@settings(deadline=None, max_examples=3)  # of 12 rows or more
 @given(rows=tool_rows())
 def test_filled_rows_with_tools_equal_rendered_rows(template, rows):
     table = make_table([messages for messages, _ in rows], tools=[tools for _, tools in rows])
@@ -264,11 +263,8 @@ def call_of(arguments, **others):
         "messages[-1].content|length > 3",
         "'/think' in messages[-1].content|trim",
         "'xhello there'.startswith(messages[-1].content)",
-        "'hello / there'.split(messages[-1].content)|length > 1",
         "'hello there'.split(sep=messages[-1].content)|length > 1",
-        "'hello there'.strip(messages[-1].content)|length < 4",
         "'hello there'.replace(messages[-1].content, '') == ''",
-        "'hello there'.partition(messages[-1].content)[1]",
         "messages|selectattr('role', 'equalto', 'user')|map(attribute='content')|list|last == 'x'",
     ],
 )
@@ -280,7 +276,7 @@ def test_a_prompt_that_asks_anything_is_measured_for_each_row(use):
         " add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% if USE %}{{ EMPTY }}{% endif %}"
         "{% endif %}"
     ).replace("EMPTY", repr(empty))
-    asked = ["x ", "x", "/", "/think", " /think", "hello there", "h", "x"]
+    asked = ["x ", "/", " /think", "hello there", "h", "x"]
     rows = [as_turns([text, f"a{number} "]) for number, text in enumerate(asked)]
     rows += [[*one, *rows[0]] for one in rows[1:]]
     outcomes = check_any_order(new_renderer(template.replace("USE", use)), rows)
@@ -337,15 +333,7 @@ def test_made_ids_are_those_of_calls_and_results_alone(monkeypatch):
     assert rendered == []
 
 
-@pytest.mark.parametrize(
-    "use",
-    [
-        r"'\ud83d' in m.content",
-        r"m.content == '\ud83d'",
-        r"m.content.startswith('\ud83d')",
-        r"m.content.strip('\ud83d') == ''",
-    ],
-)
+@pytest.mark.parametrize("use", [r"'\ud83d' in m.content", r"m.content.strip('\ud83d') == ''"])
 def test_a_question_about_half_a_character_is_no_error(use):
     template = CHATML.replace("m.content +", "m.content + ('!' if " + use + " else '') +")
     outcomes = check_any_order(new_renderer(template), [as_turns(["q\U0001f600", "a"])] * 4)
@@ -365,11 +353,11 @@ def test_rows_with_tools_are_filled_and_not_rendered(monkeypatch):
     call = {"function": {"name": "f", "arguments": {"n": 1}}}
     turn = {"role": "assistant", "content": "", "tool_calls": json.dumps([call])}
     tools = json.dumps([{"type": "function", "function": {"name": "f"}}])
-    rows = [[("user", f"q{n}"), turn, ("tool", f"r{n}"), ("assistant", "a")] for n in range(50)]
+    rows = [[("user", f"q{n}"), turn, ("tool", f"r{n}"), ("assistant", "a")] for n in range(9)]
     rendered = watch_rendered_rows(monkeypatch)
 
-    out = chat_renderer(TOOLS).render(make_table(rows, tools=[tools] * 50))
-    assert out.formatted.num_rows == 50
+    out = chat_renderer(TOOLS).render(make_table(rows, tools=[tools] * 9))
+    assert out.formatted.num_rows == 9
     assert rendered == []
 
 

@@ -35,25 +35,22 @@ def rendered(template, number, **config):
 @pytest.mark.parametrize("name", TEMPLATES)
 @pytest.mark.parametrize(
     "config",
-    [{}, {"reasoning": "train_last"}, {"train_on": "all", "never_train": ["user"]}],
-    ids=["answers", "train_last", "roles"],
+    [
+        {"turns": "joined"},
+        {"turns": "whole"},
+        {"reasoning": "train_last"},
+        {"train_on": "all", "never_train": ["user"]},
+    ],
+    ids=["joined", "whole", "train_last", "roles"],
 )
 def test_a_conversation_of_ten_times_the_turns_is_ten_times_the_work(name, config):
-    short, work = rendered(TEMPLATES[name], 60, **config)
-    long, more_work = rendered(TEMPLATES[name], 600, **config)
+    short, work = rendered(TEMPLATES[name], 40, **config)
+    long, more_work = rendered(TEMPLATES[name], 400, **config)
 
-    assert len(pieces(short.formatted)[0]) == 30
-    assert len(pieces(long.formatted)[0]) == 300
+    assert [len(each) for each in pieces(short.formatted)] == [20]
+    assert [len(each) for each in pieces(long.formatted)] == [200]
     assert more_work <= 10 * work
-
-
-@pytest.mark.parametrize("setting", ["whole", "joined"])
-@pytest.mark.parametrize("name", TEMPLATES)
-def test_ten_thousand_turns_are_one_record_and_each_is_rendered_a_few_times(name, setting):
-    out, work = rendered(TEMPLATES[name], 10_000, turns=setting)
-
-    assert [len(each) for each in pieces(out.formatted)] == [5_000]
-    assert work < 5 * 10_000
+    assert more_work < 10 * 400
 
 
 def test_ids_of_calls_make_no_gap_another():
@@ -70,7 +67,7 @@ def test_ids_of_calls_make_no_gap_another():
         assert out.formatted.num_rows == 1
         return sum(given)
 
-    assert work(100) <= 10 * work(10)
+    assert work(50) <= 10 * work(5)
 
 
 NUMBERED = CHATML.replace("m.role + '\\n'", "m.role + loop.index|string + '\\n'").replace(
@@ -85,10 +82,10 @@ def test_prompts_that_differ_at_each_turn_are_each_proven_as_long_as_that_is_aff
     assert pieces(out.formatted)[0] == [f"turn {at}.<|im_end|>" for at in range(1, 20, 2)]
 
     monkeypatch.setattr(rule, "FREE_MESSAGES", 0)
-    out, work = rendered(NUMBERED, 600)
+    out, work = rendered(NUMBERED, 200)
     assert out.quarantined["reason"].to_pylist() == ["template_limit"]
-    assert "the 600 messages would need too many renderings" in out.quarantined["detail"][0].as_py()
-    assert work < 80 * 600
+    assert "the 200 messages would need too many renderings" in out.quarantined["detail"][0].as_py()
+    assert work < 80 * 200
 
 
 def lines_run(work):
@@ -116,7 +113,7 @@ def test_the_work_per_message_does_not_grow_with_the_others(name):
         return lines_run(lambda: renderer.render(make_table([turns(number)])))
 
     work(40)  # done once per process
-    assert work(800) < 12 * work(80)
+    assert work(400) < 12 * work(40)
 
 
 def thinking(number, words):

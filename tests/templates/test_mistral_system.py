@@ -5,8 +5,7 @@ import json
 import pytest
 
 from packhouse.errors import TemplateError
-from packhouse.read import read_shard, scan_source
-from packhouse.recipe import FormatConfig, SourceConfig, ValidateConfig
+from packhouse.recipe import FormatConfig
 from packhouse.render import make_renderer
 from packhouse.tokenize import load_snapshot
 from tests.templates.toys import make_table, pieces
@@ -72,12 +71,10 @@ def rows_and_texts(rendered):
     return zip(*(rendered.formatted[name].to_pylist() for name in ("row", "text")), strict=True)
 
 
-@pytest.mark.parametrize(("turns", "records"), [("joined", 69), ("exact", 69), ("alone", 110)])
-def test_answers_after_tool_results_keep_their_system_turn(shared, render, turns, records):
+@pytest.mark.parametrize(("turns", "records"), [("joined", 69), ("alone", 110)])
+def test_answers_after_tool_results_keep_their_system_turn(real_table, render, turns, records):
     """Mistral's own template omits the system turn from prompts that end in a tool result."""
-    source = SourceConfig(path=str(shared / "data" / "reason_tool_use_demo_50.jsonl"))
-    (shard,) = scan_source(source)
-    table = read_shard(shard, source, ValidateConfig(), "prompt").validated
+    table = real_table("reasoning")
     ours = render(table, turns=turns, reasoning="strip")
     assert set(ours.quarantined["reason"].to_pylist()) == {"only_thinking"}
     assert ours.formatted.num_rows == records

@@ -1,7 +1,6 @@
 """Every stock template of TRL: trained text is the inference prompt's continuation, up to its stop.
 
-The rule is in docs/masks.md. `check` compares with `apply_chat_template`, and
-`tests.templates.rule` is the rule implemented a second time with that function only.
+The rule is in docs/masks.md. `check` compares each answer with `apply_chat_template`.
 """
 
 import json
@@ -13,20 +12,17 @@ import pytest
 pytest.importorskip("trl", reason="TRL is not installed")
 
 from packhouse.recipe import FormatConfig, TokenizeConfig
-from packhouse.records.reasons import QUARANTINE_REASONS
 from packhouse.render import make_renderer
 from packhouse.tokenize import tokenize_table
-from tests.templates import rule
 from tests.templates.families import (
+    CHOSEN,
     SHAPES,
     TOOLS,
     Outcome,
     cases,
     check,
-    check_messages,
     family,
     has_thoughts,
-    names,
     outcome,
     outcome_of,
     random_conversation,
@@ -40,13 +36,11 @@ from tests.templates.families import (
 from tests.templates.toys import make_table
 
 pytestmark = pytest.mark.usefixtures("shared")
-NAMES = names()
 TURNS = ("joined", "exact", "alone")
 
 NEVER_THINKS = (
-    *("cohere", "deepseek", "gemma.", "gemma_t", "gemma3", "gemma4_v2", "idefics3", "lfm2."),
-    *("lfm2_t", "lfm2_v2", "llama3", "llava_next", "phi3", "qwen2_5", "qwen3_instruct_2507"),
-    *("qwen3_vl", "smolvlm"),
+    *("cohere", "deepseek", "gemma.", "gemma3", "idefics3", "lfm2.", "llama3", "llava_next"),
+    *("phi3", "qwen2_5", "smolvlm"),
 )
 """Templates that write no reasoning in any turn: refused as a whole if a row has reasoning."""
 
@@ -58,16 +52,16 @@ _NO_CALLS = dict.fromkeys(CALLS, "content_lost")
 REFUSED = {
     # The prompt opens a thinking block, and no setting prevents it.
     ("deepseek",): dict.fromkeys(("chat2", "sys", *CALLS), "no_reasoning"),
-    ("cohere", "gemma3", "lfm2.", "lfm2_t", "llama3.", "llama3_t", "phi3", "qwen2_5_vl"): _NO_CALLS,
-    ("gemma.", "gemma_t"): {"sys": "template", **_NO_CALLS},
+    ("cohere", "gemma3", "lfm2.", "llama3.", "phi3", "qwen2_5_vl"): _NO_CALLS,
+    ("gemma.",): {"sys": "template", **_NO_CALLS},
     ("idefics3", "llava_next", "smolvlm"): {
         **dict.fromkeys(CALLS, "template"),
         "textcall": "content_lost",
     },
     # One call in a turn, and no text with it.
-    ("llama3_1", "llama3_2"): {"parallel": "template", "textcall": "content_lost"},
+    ("llama3_2",): {"parallel": "template", "textcall": "content_lost"},
     # Only reasoning before a call is written.
-    ("gemma4.", "gemma4_v3", "gemma4_v4"): dict.fromkeys(
+    ("gemma4.",): dict.fromkeys(
         ("think2", "mixed", "toolsthink", "answerthink", "agent"), "thought_lost"
     ),
     # The prompt after a result opens a thinking block if the turn is already closed (a text after
@@ -88,7 +82,7 @@ RECORDS = {
     # A text before a call is written as reasoning.
     ("gptoss",): {"chat2": (1, 2), "think2": (2, 2), "mixed": (1, 2), "textcall": (2, 2)},
     # A text before a call moves after the result.
-    ("gemma4.", "gemma4_v3", "gemma4_v4"): {"textcall": (2, 2)},
+    ("gemma4.",): {"textcall": (2, 2)},
     ("nemotron_3",): {"think2": (2, 2), "agent": (2, 2)},
     ("lfm2_2_5",): {"think2": (2, 2), "agent": (2, 2)},
     ("diffusion_gemma", "gemma4_v5"): {
@@ -100,7 +94,7 @@ RECORDS = {
         **{"chat2": (1, 2), "think2": (2, 2), "mixed": (2, 2), "agent": (2, 2)},
         **{"tools": (1, 2), "parallel": (1, 2), "answerthink": (1, 2), "textcall": (1, 3)},
     },
-    ("qwen3_5_think.", "qwen3_5_nothink.", "qwen3_6."): {
+    ("qwen3_5_nothink", "qwen3_6"): {
         **{"chat2": (1, 2), "think2": (2, 2), "mixed": (2, 2), "agent": (2, 2)},
         "textcall": (1, 2),
     },
@@ -136,7 +130,8 @@ def test_trained_answers_follow_the_prompt_of_inference_and_are_what_it_samples(
         if got.reason != expected:
             faults.append(f"{shape}: refused as {got.reason}, expected {expected}: {got.detail}")
         if got.reason is None:
-            faults += map(str, check(family(name), shape, turns, got.records))
+            found = check(family(name), SHAPES[shape], tools_of(shape), turns, got.records)
+            faults += [f"{shape}: {fault}" for fault in found]
     assert not faults, "\n".join(faults)
 
 
@@ -150,18 +145,10 @@ def test_a_new_record_starts_where_history_is_not_what_was_generated(name, turns
     assert got == expected
 
 
-@pytest.mark.parametrize(("name", "turns"), cases("exact", "alone"))
-def test_records_are_those_of_the_rule_written_a_second_time(name, turns):
-    of = family(name)
-    for shape, made in outcomes(name, turns).items():
-        if made.reason is None:
-            assert made.records == rule.records(of, SHAPES[shape], tools_of(shape), turns), shape
-
-
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CHOSEN)
 def test_ids_of_prompts_are_the_first_ids_of_the_record(name):
     of = family(name)
-    for turns in TURNS[: 1 if "_training" in name else None]:
+    for turns in ("joined", "alone") if name.removesuffix(".jinja") in RANDOM else ("joined",):
         for shape, made in outcomes(name, turns).items():
             if made.reason is not None:
                 continue
@@ -186,9 +173,9 @@ def encode(text: str) -> list[int]:
     return ids
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if n.startswith(NEVER_THINKS)])
+@pytest.mark.parametrize("name", ["deepseekv3", "qwen2_5"])
 def test_a_template_that_never_writes_reasoning_names_the_settings(name):
-    of = family(name)
+    of = family(f"{name}.jinja")
     refused = outcome(of, "think2")
     assert refused.reason == "TemplateError"
     helps = not name.startswith("deepseek")  # whose prompt opens a thinking block
@@ -201,7 +188,7 @@ def test_a_template_that_never_writes_reasoning_names_the_settings(name):
     assert stripped == outcome(of, "chat2")
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if n.startswith("deepseek")])
+@pytest.mark.parametrize("name", [n for n in CHOSEN if n.startswith("deepseek")])
 def test_thought_end_writes_the_thoughts_of_templates_that_only_open_them(name):
     made = outcome(family(name), "think2", thought_end="\n</think>\n\n")
     end = "<\uff5cend\u2581of\u2581sentence\uff5c>"
@@ -214,31 +201,23 @@ def test_thought_end_writes_the_thoughts_of_templates_that_only_open_them(name):
         assert record[0].before == prompt
 
 
-RANDOM = ("glm4moe", "gemma4_v5", "gptoss", "lfm2_2_5_v2", "llama3_2", "muse_glimmer")
-RANDOM += ("nemotron_3_nano", "qwen3", "qwen3_6", "qwen3_8", "qwen3_training")
+RANDOM = {"glm4moe": 6, "gemma4_v5": 4, "gptoss": 5, "lfm2_2_5_v2": 6, "muse_glimmer": 4}
+RANDOM |= {"nemotron_3_nano": 6, "qwen3": 6, "qwen3_8": 6}
+"""Template -> how many of six random conversations it takes."""
 
 
+@pytest.mark.parametrize("turns", ["joined", "exact"])
 @pytest.mark.parametrize("name", RANDOM)
-def test_random_conversations_are_those_of_the_rule(name):
-    of = family(f"{name}.jinja")
-    num_compared = 0
-    for seed in range(8):
+def test_random_conversations_follow_the_rule(name, turns):
+    of, faults, num_taken = family(f"{name}.jinja"), [], 0
+    for seed in range(6):
         messages = random_conversation(seed)
-        if has_thoughts(messages) and of.name.startswith(NEVER_THINKS):
-            continue
-        for turns in TURNS:
-            try:
-                expected = rule.records(of, messages, TOOLS, turns)
-            except rule.RefusedError:
-                expected = []
-            made = outcome_of(of, messages, TOOLS, turns=turns)
-            assert bool(made.records) == bool(expected), (seed, turns, made.detail)
-            if turns != "joined":
-                assert made.records == expected, (seed, turns)
-            faults = check_messages(of, messages, TOOLS, turns, made.records) if expected else ()
-            assert not list(faults)
-            num_compared += bool(expected)
-    assert num_compared >= 3
+        made = outcome_of(of, messages, TOOLS, turns=turns)
+        if made.reason is None:
+            num_taken += 1
+            faults += check(of, messages, TOOLS, turns, made.records)
+    assert not faults, "\n".join(faults)
+    assert num_taken == RANDOM[name]
 
 
 LOOK = [*SHAPES["toolsthink"][:2]]
@@ -278,21 +257,10 @@ SAMPLED = {
 """Tokens sampled when a user asks, the model thinks, and calls a function."""
 
 
-@pytest.mark.parametrize("turns", TURNS)
 @pytest.mark.parametrize("name", SAMPLED)
-def test_the_completion_of_a_thought_and_a_call_is(name, turns):
-    ((answer,),) = outcome_of(family(f"{name}.jinja"), LOOK, tools_of("tools"), turns=turns).records
+def test_the_completion_of_a_thought_and_a_call_is(name):
+    ((answer,),) = outcome_of(family(f"{name}.jinja"), LOOK, tools_of("tools")).records
     assert answer.completion == SAMPLED[name]
-
-
-def test_an_empty_thought_that_the_engine_writes_is_not_trained():
-    ((first, second),) = outcome(family("qwen3.jinja"), "chat2").records
-    assert first.before.endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
-    assert second.before == (
-        first.before + "It is 2.<|im_end|>\n<|im_start|>user\nAnd three?<|im_end|>\n"
-        "<|im_start|>assistant\n<think>\n\n</think>\n\n"
-    )
-    assert (first.completion, second.completion) == ("It is 2.<|im_end|>", "It is 3.<|im_end|>")
 
 
 def test_a_base_checkpoint_learns_to_end_turns_as_its_template_does():
@@ -303,7 +271,7 @@ def test_a_base_checkpoint_learns_to_end_turns_as_its_template_does():
     assert (first.completion, second.completion) == ("It is 2.<|im_end|>", "It is 3.<|im_end|>")
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if not n.startswith(NEVER_THINKS)])
+@pytest.mark.parametrize("name", [n for n in CHOSEN if not n.startswith(NEVER_THINKS)])
 def test_history_starts_no_record_and_is_not_refused(name):
     """Earlier answers lost their reasoning, or could not have been generated."""
     of = family(name)
@@ -376,14 +344,13 @@ def test_a_call_whose_name_is_only_in_its_id():
     assert "functions.get_weather:1: Snowy now<|im_end|>" in answer.before
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if n.startswith(("lfm2_2_5", "lfm2_v2"))])
 @pytest.mark.parametrize(
     "value", [["Rome", "Oslo"], ["Rome", "Rome"], [["Rome"], ["Oslo"]], ["Rome", {"a": ["b", "c"]}]]
 )
-def test_lists_in_calls_may_be_written_as_python_writes_them(name, value):
+def test_lists_in_calls_may_be_written_as_python_writes_them(value):
     call = {"type": "function", "function": {"name": "look", "arguments": {"at": value}}}
     asked = {"role": "assistant", "content": "", "tool_calls": json.dumps([call])}
-    made = outcome_of(family(name), [SHAPES["chat2"][0], asked], None)
+    made = outcome_of(family("lfm2_2_5_v2.jinja"), [SHAPES["chat2"][0], asked], None)
     ((answer,),) = made.records
     assert f"look(at={value})" in answer.completion.replace('"', "'")
 
@@ -400,22 +367,6 @@ CALL_WITHOUT_END = (
     "{% else %}{{ '<|im_end|>' }}{% endfor %}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
-
-
-@pytest.mark.parametrize(
-    ("reason", "of", "shape"),
-    [
-        ("thought_lost", family("gemma4.jinja"), "think2"),
-        ("content_lost", family("phi3.jinja"), "callast"),
-        ("no_reasoning", family("deepseek_r1_distill.jinja"), "chat2"),
-        ("no_stop", family("qwen3.jinja").with_template(CALL_WITHOUT_END), "tools"),
-        ("stop_inside", family("gptoss.jinja").with_template(CALL_STOPS, "<|im_end|>"), "parallel"),
-    ],
-)
-def test_refusals_have_a_reason_and_a_remedy(reason, of, shape):
-    for turns in TURNS:
-        assert outcome(of, shape, turns).reason == reason
-    assert len(QUARANTINE_REASONS["format"][reason].remedy) > 20
 
 
 def test_one_call_that_stops_is_no_refusal():
@@ -464,10 +415,8 @@ def test_records_that_differ_only_in_the_thinking_switch_have_names_of_their_own
 THOUGHT_END = {"deepseek_r1_distill": {"thought_end": "\n</think>\n\n"}}
 
 
-@pytest.mark.parametrize("turns", TURNS)
-@pytest.mark.parametrize(
-    "name", ["qwen3", "qwen3_8", "glm4moe", "gptoss", "nemotron_3_nano", "deepseek_r1_distill"]
-)
+@pytest.mark.parametrize("turns", ["joined", "alone"])
+@pytest.mark.parametrize("name", ["qwen3", "glm4moe", "gptoss", "deepseek_r1_distill"])
 def test_messages_after_the_last_trained_answer_are_not_refused(name, turns):
     of, config = family(f"{name}.jinja"), {"turns": turns, **THOUGHT_END.get(name, {})}
     talk = SHAPES["think2"]
@@ -506,18 +455,3 @@ def test_tags_are_offered_only_if_the_tokenizer_has_them():
         bad = renderer.render(make_table([SHAPES["think2"]])).quarantined.to_pylist()
         assert bad[0]["reason"] == "thought_lost"
         assert ("between the tags" in bad[0]["detail"]) is is_offered
-
-
-def test_blank_text_next_to_a_call_is_no_loss():
-    def talk(content):
-        return [
-            SHAPES["tools"][0],
-            {**SHAPES["tools"][1], "content": content},
-            *SHAPES["tools"][2:],
-        ]
-
-    renderer = make_renderer(FormatConfig(), snapshot_of(family("llama3_1.jinja")))
-    rows = [talk("\n\n"), talk("Let me look."), talk("\n\n")]  # of one shape
-    done = renderer.render(make_table(rows, tools=[json.dumps(TOOLS)] * 3))
-    assert done.formatted["row"].to_pylist() == [0, 2]
-    assert done.quarantined["reason"].to_pylist() == ["content_lost"]

@@ -7,16 +7,8 @@ import pytest
 from packhouse.auditing.plain_template import PlainTemplate
 from packhouse.errors import TemplateError
 from packhouse.recipe import FormatConfig
-from packhouse.render import trained_answers as rule
-from tests.templates.test_chat_toys import THINKING
 from tests.templates.toys import chat_renderer, make_snapshot, make_table, pieces, render_chat
 
-METHARME = (  # EOS only after the last turn; headers end the turns before
-    "{% for m in messages %}{% if m.role == 'system' %}<|system|>{{ m.content }}"
-    "{% elif m.role == 'user' %}<|user|>{{ m.content }}{% else %}<|model|>{{ m.content }}"
-    "{% if loop.last %}</s>{% endif %}{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}<|model|>{% endif %}"
-)
 TOKENS = {"<|system|>": 1, "<|user|>": 2, "<|model|>": 3, "</s>": 4}
 LAST_WORD = (  # the last message alone decides whether the prompt or the model writes <|system|>
     "{% for m in messages %}<|user|>{{ m.role }}: "
@@ -91,18 +83,6 @@ def test_a_number_is_no_thinking_switch():
     ]
     snapshot = make_snapshot(chat_template=BUDGET, added_tokens=TOKENS)
     assert PlainTemplate(FormatConfig(), snapshot).switch is None
-
-
-def test_the_next_header_is_no_end_of_a_turn():
-    roles = [("system", "Be kind."), ("user", "Two?"), ("assistant", "2.")]
-    out = render_chat(
-        METHARME, [[*roles, ("user", "Three?"), ("assistant", "3.")]], added_tokens=TOKENS
-    )
-
-    texts = out.formatted["text"].to_pylist()
-    assert [text for text in texts if text.endswith("3.</s>")] == [
-        "<|system|>Be kind.<|user|>Two?<|model|>2.<|user|>Three?<|model|>3.</s>"
-    ]
 
 
 def test_a_prompt_that_depends_on_its_last_message_makes_another_kind():
@@ -198,17 +178,6 @@ def test_the_last_answer_of_a_whole_rendering_gets_the_stop_token_that_the_next_
     assert pieces(out.formatted) == [["b<|user|>", "d<|user|>"]]
 
 
-def test_a_row_whose_records_are_too_large_together_is_refused(monkeypatch):
-    thought = {"role": "assistant", "content": "b", "reasoning": "Hm."}
-    talk = [turn for number in range(5) for turn in (("user", f"a{number}"), thought)]
-    assert render_chat(THINKING, [talk]).formatted.num_rows == 5
-
-    monkeypatch.setattr(rule, "MAX_BYTES", 500)
-    out = render_chat(THINKING + "{# again #}", [talk])
-    assert out.quarantined["reason"].to_pylist() == ["template_limit"]
-    assert "Set format.turns: whole" in out.quarantined["detail"][0].as_py()
-
-
 TURN = "{% for m in messages %}<|user|>{{ m.role }}: {{ m.content }}</s>{% endfor %}"
 PROMPT = "{% if add_generation_prompt %}<|user|>assistant: {% endif %}"
 TAGS = TOKENS | {"<think>": 5, "</think>": 6}
@@ -238,17 +207,6 @@ def test_a_tag_closes_the_thought_that_the_prompt_opened():
 
     assert pieces(out.formatted, "content_spans") == [["Two?", "Hm.", "2."]]
     assert pieces(out.formatted) == [["Hm.</think>2.</s>"]]
-
-
-def test_no_thought_is_ended_that_nothing_began():
-    thought = {"role": "assistant", "content": "2.", "reasoning": "Hm."}
-    config = {"thought_end": "\n</think>\n\n"}
-    out = render_chat(
-        TURN + PROMPT, [[("user", "Two?"), thought]], config=config, added_tokens=TAGS
-    )
-
-    assert out.quarantined["reason"].to_pylist() == ["thought_lost"]
-    assert "between the tags" in out.quarantined["detail"][0].as_py()
 
 
 def test_a_thought_that_a_final_answer_takes_out_of_history_is_trained_as_before_a_call():

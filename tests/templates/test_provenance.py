@@ -44,7 +44,6 @@ ARGUMENTS = [
     "{'a': m}",
     "[m, 'a']",
 ]
-OWNERS = ["m", "'a <b> c'", "m[2:-3]"]
 
 
 def check(source, messages=MESSAGES, tools=TOOLS):
@@ -75,21 +74,23 @@ def check_uses(expression):
     check(PREFIX + source.replace("EXPRESSION", expression) + "{% endfor %}{% endif %}")
 
 
+ALIASES = {"count", "d", "e"}
 FILTERS = sorted(name for name in _make_environment(datetime.now()).filters if name[0] != "_")
 
 
-@pytest.mark.parametrize("name", FILTERS)
+@pytest.mark.parametrize("name", [name for name in FILTERS if name not in ALIASES])
 def test_no_filter_leaks(name):
     for value in ["m", "[m, m]", "call", "messages", "m.split()"]:
-        for arguments in ARGUMENTS:
-            expression = f"{value} | {name}({arguments})"
-            check_uses(expression)
+        for arguments in ARGUMENTS if value in ("m", "[m, m]") else ["", "m"]:
+            check_uses(f"{value} | {name}({arguments})")
 
 
 @pytest.mark.parametrize("name", sorted(n for n in dir(str) if n[0] != "_"))
 def test_no_method_leaks(name):
-    for owner in OWNERS:
-        for arguments in ARGUMENTS:
+    for arguments in ARGUMENTS:
+        check_uses(f"m.{name}({arguments})")
+    for owner in ("'a <b> c'", "m[2:-3]"):
+        for arguments in ("", "m", "'<b>', m"):
             check_uses(f"{owner}.{name}({arguments})")
 
 
@@ -174,7 +175,7 @@ STEPS = st.sampled_from(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     content=st.text(" \n<b>/\u03b1\u03b2", min_size=1, max_size=12),
     steps=st.lists(STEPS, max_size=4),
@@ -197,14 +198,14 @@ def test_the_work_grows_with_the_length_of_a_text(use, monkeypatch):
     source = "{{ messages[0].content.replace('\n', ' \n')USE }}".replace("USE", use)
     template = ChatTemplate(source, {}, where="toy")
     work = []
-    for size in (500, 1000):
+    for size in (200, 400):
         looks.clear()
         messages = [{"role": "user", "content": "x\n" * size}]
         talk = TracedRow(template, messages, TemplateArguments(), re.compile("(?!)"))
         assert talk.rendering.text.count(b"x") == size
         work.append(len(looks))
 
-    assert 500 < work[0] < work[1] < 2.1 * work[0]
+    assert 200 < work[0] < work[1] < 2.1 * work[0]
 
 
 def test_a_template_cannot_reach_the_provenance_of_a_text():

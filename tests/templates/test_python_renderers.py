@@ -22,8 +22,7 @@ from packhouse.run.step_cache import Workspace
 from packhouse.store import open_version
 from packhouse.system import plugins, worker
 from packhouse.tokenize import load_snapshot
-from tests.templates.real_rows import FILES, Compared, real_rows, refusals
-from tests.templates.toys import make_snapshot, make_table, pieces
+from tests.templates.toys import make_snapshot, make_table, pieces, refusals
 
 ROOT = Path(__file__).resolve().parents[2]
 TOKENIZER = ROOT / "deployments" / "demo" / "tokenizer"
@@ -145,7 +144,7 @@ def test_arguments_of_calls_are_found_in_json(toys):
     assert '{"a": [1, null, {"c": "\\u00e9"}], "b": ' in pieces(formatted)[0][0]
 
 
-@pytest.mark.parametrize("result", ['{"t": 20,  "u": "<|im_end|>"}', "[1,2]", "7", "true"])
+@pytest.mark.parametrize("result", ['{"t": 20,  "u": "<|im_end|>"}', "7"])
 def test_results_that_are_parsed_are_found_as_json(toys, result):
     """Mistral's library writes the result `{"t":20}` as `{"t": 20}`, and a text in quotes."""
     parsing = TOY.replace(
@@ -175,7 +174,6 @@ def test_results_that_are_parsed_are_found_as_json(toys, result):
     ("old", "new"),
     [
         ('message["content"].strip()', 'self.other(message["content"].upper(), message)'),
-        ('message["content"].strip()', 'self.other(message["content"][:3], message)'),
         ('message["content"].strip()', 'self.other(str(len(message["content"])), message)'),
         ("in messages:", "in sorted(messages, key=lambda m: len(m['content']) > 6):"),
     ],
@@ -332,7 +330,6 @@ def test_a_recipe_names_a_renderer_whose_version_is_part_of_the_id(toys, recipe,
         answers_after_prompt=12, completions_stopped=12, partly_trained=0,
     )  # fmt: skip
     assert manifest.configuration["format"]["template"] == "toy"
-    assert packhouse.prepare(recipe("toy"), **options).id == version.id
     toys.install(TOY)
     assert packhouse.prepare(recipe("toy"), **options).id != version.id
     assert load_recipe(recipe("chat"), ["format.template=toy"]).format.template == "toy"
@@ -369,50 +366,20 @@ def test_a_renderer_of_packhouse_names_the_extra_that_it_needs(monkeypatch):
 # Real libraries.
 
 
-@pytest.fixture
-def deepseek(toys, tmp_path):
-    """The plug-in on the page, and a stand-in for DeepSeek V4's tokenizer, with 4,096 tokens."""
-    pytest.importorskip("renderers", reason="renderers is not installed")
-    from transformers import AutoTokenizer
-
-    code = PAGE.partition("```python\n")[2].partition("```")[0]
-    toys.install(code, "deepseek_v4", ":DeepSeekV4")
-    tokenizer = AutoTokenizer.from_pretrained(TOKENIZER)
-    names = ("latest_reminder", "action", "query", "authority", "domain", "title", "read_url")
-    begin, end, *others = (
-        f"<\uff5c{name}\uff5c>"
-        for name in ("begin\u2581of\u2581sentence", "end\u2581of\u2581sentence", "User", *names)
-    )
-    extra = [*others, "<\uff5cAssistant\uff5c>", "\uff5cDSML\uff5c", "<think>", "</think>"]
-    tokenizer.add_special_tokens(
-        {"bos_token": begin, "eos_token": end, "extra_special_tokens": extra}
-    )
-    tokenizer.chat_template = None
-    tokenizer.save_pretrained(tmp_path / "deepseek")
-    return tmp_path / "deepseek"
-
-
-@pytest.mark.slow
-def test_the_plug_in_of_the_page_writes_deepseek_v4(deepseek, toys, shared):
-    module = importlib.import_module(f"toy_renderer_deepseek_v4_{toys.version}")
-    plugin = module.DeepSeekV4(deepseek)
-
-    for file, form, number in FILES:
-        table = real_rows(shared, file, form, number)
-        thinks = {"enable_thinking": "reason" in file}
-
-        def write(messages: list[Any], tools: Any, thinks: Any = thinks) -> str:
-            return plugin.render(messages, tools, thinks, False)
-
-        rendered = Compared(deepseek, table, write, template="deepseek_v4").rendered
-        assert not refusals(rendered)
-        assert rendered.formatted.num_rows > number
-        notes = "thinking_turns" if "reason" in file else "plain_turns"
-        assert rendered.notes[notes] == rendered.formatted.num_rows
-
-
 CALL = {"name": "get_weather", "arguments": {"city": "Rome"}}
+DEEPSEEK = (
+    *("begin\u2581of\u2581sentence", "User", "Assistant", "latest_reminder", "action", "query"),
+    *("authority", "domain", "title", "read_url"),
+)
 SAMPLED = {
+    "DeepSeekV4": (
+        "<\uff5cend\u2581of\u2581sentence\uff5c>",
+        " ".join(f"<\uff5c{name}\uff5c>" for name in DEEPSEEK)
+        + " \uff5cDSML\uff5c <think> </think>",
+        'Must look.</think>\n\n<|DSML|tool_calls>\n<|DSML|invoke name="get_weather">\n'
+        '<|DSML|parameter name="city" string="true">Rome</|DSML|parameter>\n'
+        "</|DSML|invoke>\n</|DSML|tool_calls><|end\u2581of\u2581sentence|>".replace("|", "\uff5c"),
+    ),
     "GLM5": (
         "<|endoftext|> <|user|> <|observation|>",
         "<|system|> <|assistant|> [gMASK] <sop> <think> </think> <tool_call> </tool_call> "
@@ -431,7 +398,7 @@ SAMPLED = {
 
 
 @pytest.mark.parametrize("family", SAMPLED)
-def test_a_thought_and_a_call_of_a_family_without_a_template_at_hand(family, toys, tmp_path):
+def test_the_plug_in_of_the_page_writes_a_thought_and_a_call_of_each_family(family, toys, tmp_path):
     pytest.importorskip("renderers", reason="renderers is not installed")
     from transformers import AutoTokenizer
 

@@ -53,8 +53,8 @@ def rendered_both_ways(table, config=None, **snapshot):
 def test_thinking_row_by_row_equals_transformers(load_tokenizer, shared, tmp_path):
     """Rows that do not set `enable_thinking` have no reasoning, so their prompts do not think."""
     tokenizer = load_tokenizer("qwen3")
-    given = [THINKING[number % 3] for number in range(60)]
-    talks = [talk(number) for number in range(60)]
+    given = [THINKING[number % 3] for number in range(12)]
+    talks = [talk(number) for number in range(12)]
     snapshot = load_snapshot(shared / "tokenizers" / "qwen3", cache=tmp_path)
 
     rendered = make_renderer(FormatConfig(), snapshot).render(

@@ -31,16 +31,9 @@ def in_worker(call):
     "hostile",
     [
         "{{ (['a' * 1000000] * 20000) | join }}",
-        "{% set x = 'a' * 1000000 %}{{ x.translate({97: x}) }}",
-        "{{ range(99999) | map('center', 1000000) | list }}",
         "{{ [0] * 10 ** 10 }}",
-        "{{ '%99999999999d' % 1 }}",
         "{{ messages | tojson(indent=10000000000) }}",
         "{{ 2 ** (2 ** 40) }}",
-        "{% set ns = namespace(x='aaaaaaaa') %}{% for i in range(60) %}"
-        "{% set ns.x = ns.x + ns.x %}{% endfor %}",
-        "{% for i in range(99999) %}{{ 'a' * 100000 }}{% endfor %}",
-        "{% set j = joiner('a' * 1000000) %}{% for i in range(99999) %}{{ j() }}{% endfor %}",
     ],
 )
 def test_the_kernel_limits_the_memory_of_a_template(hostile, monkeypatch):
@@ -59,11 +52,8 @@ def test_the_kernel_limits_the_memory_of_a_template(hostile, monkeypatch):
 @pytest.mark.parametrize(
     "hostile",
     [
-        "{{ range(99999) | select('in', range(99999) | map('string') | list) | list }}",
         "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
         "{% macro m(n) %}{% if n %}{{ m(n-1) }}{{ m(n-1) }}{% endif %}{% endmacro %}{{ m(64) }}",
-        "{% set c = cycler(1, 2) %}{% for i in range(99999) %}{% for j in range(99999) %}"
-        "{{ c.next() }}{% endfor %}{% endfor %}",
         "{{ 10 ** (10 ** 9) }}",
     ],
 )
@@ -74,11 +64,6 @@ def test_the_kernel_limits_the_time_of_a_template(hostile, monkeypatch):
         in_worker(partial(render_hostile, hostile))
 
     assert f"set {worker.SECONDS} above 1" in str(caught.value)
-
-
-def test_the_error_names_the_row():
-    with pytest.raises(TemplateError, match=r"template 'toy', toy/rows\.jsonl row 0: needs"):
-        in_worker(partial(render_hostile, "{{ 'a' * 10 ** 12 }}"))
 
 
 @pytest.mark.parametrize("hostile", ["{{ '\\ud800' }}", "{{ raise_exception('\\ud800') }}"])
@@ -106,8 +91,8 @@ def compile_and_fail(source: str) -> None:
     raise MemoryError
 
 
-def test_after_an_attack_an_honest_template_renders_as_in_this_process():
-    with pytest.raises(TemplateError):
+def test_the_error_names_the_row_and_the_next_template_renders_as_in_this_process():
+    with pytest.raises(TemplateError, match=r"template 'toy', toy/rows\.jsonl row 0: needs"):
         in_worker(partial(render_hostile, "{{ 'a' * 10 ** 12 }}"))
 
     text = render_chat(CHATML, [HI]).formatted["text"].to_pylist()

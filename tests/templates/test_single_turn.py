@@ -1,7 +1,7 @@
 """Alpaca, completion, classification and text: literal texts and spans."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packhouse.errors import ConfigError, TemplateError
@@ -19,38 +19,11 @@ def render(template, conversations, labels=None, label_names=None, snapshot=None
     return renderer.render(make_table(conversations, labels=labels))
 
 
-def test_alpaca_without_input_is_stanfords_text_with_bos_and_one_eos():
-    out = render("alpaca", [[("user", "Add 1 and 2."), ("assistant", "3")]]).formatted
-
-    assert out["text"].to_pylist() == [
-        "<s>Below is an instruction that describes a task. Write a response that appropriately "
-        "completes the request.\n\n### Instruction:\nAdd 1 and 2.\n\n### Response:3</s>"
-    ]
-    assert pieces(out) == [["3</s>"]]
-    assert pieces(out, "content_spans") == [["Add 1 and 2.", "3"]]
-
-
 def test_alpaca_treats_empty_input_as_none():
     turn = {"role": "user", "content": "Sort.", "context": ""}
     out = render("alpaca", [[turn, {"role": "assistant", "content": "a b"}]]).formatted
 
     assert "### Input:" not in out["text"][0].as_py()
-
-
-def test_alpaca_repeats_its_blocks_for_further_turns_and_ends_each_answer():
-    turns = [("user", "Q1"), ("assistant", "A1"), ("user", "Q2"), ("assistant", "A2")]
-    out = render("alpaca", [turns]).formatted
-
-    assert (
-        out["text"][0]
-        .as_py()
-        .endswith(
-            "\n\n### Instruction:\nQ1\n\n### Response:A1</s>"
-            "\n\n### Instruction:\nQ2\n\n### Response:A2</s>"
-        )
-    )
-    assert pieces(out) == [["A1</s>", "A2</s>"]]
-    assert pieces(render("alpaca", [turns], train_on="last_assistant").formatted) == [["A2</s>"]]
 
 
 def test_alpaca_system_takes_the_preambles_place():
@@ -69,12 +42,6 @@ def test_system_of_the_recipe_leaves_conversations_with_their_own_alone():
 
     assert [text[3:7] for text in out["text"].to_pylist()] == ["Ours", "Mine", "Ours"]
     assert out["row"].to_pylist() == [0, 1, 2]
-
-
-def test_train_on_all_trains_the_whole_text():
-    out = render("alpaca", [[("user", "Q"), ("assistant", "A")]], train_on="all").formatted
-
-    assert pieces(out) == [out["text"].to_pylist()]
 
 
 def test_a_message_of_weight_zero_is_not_trained():
@@ -176,12 +143,6 @@ def test_text_is_trained_from_bos_to_eos():
     assert pieces(out) == [["<s>Once upon a time.</s>"]]
 
 
-def test_no_bos_where_the_tokenizer_adds_none():
-    out = render("text", [[("assistant", "x")]], snapshot=make_snapshot(adds_bos=False)).formatted
-
-    assert out["text"].to_pylist() == ["x</s>"]
-
-
 def test_a_tokenizer_without_eos_is_refused():
     bare = make_snapshot(special_tokens={})
 
@@ -206,6 +167,7 @@ def test_spans_count_bytes_not_characters():
     assert pieces(out) == [["\u4e2d</s>"]]
 
 
+@settings(max_examples=30)
 @given(
     rows=st.lists(
         st.lists(st.tuples(st.text(), st.none() | st.text(), st.text()), min_size=1, max_size=3),

@@ -5,7 +5,6 @@ import pytest
 from packhouse.errors import ConfigError, TemplateError
 from packhouse.recipe import FormatConfig, parse_recipe
 from packhouse.render import make_renderer
-from packhouse.system.fingerprint import digest
 from tests.templates.toys import CHATML, make_snapshot, make_table, pieces, snapshot_of
 
 TALK = [("user", "Hi"), ("assistant", "Hello!")]
@@ -35,14 +34,6 @@ def test_the_prompt_of_inference_has_the_arguments_too(arguments, trained, load_
     assert rendered.formatted["text"].to_pylist() == [text]
     assert pieces(rendered.formatted) == [[trained]]
     assert text == prompt + trained + "\n"
-
-
-def test_other_arguments_are_another_version():
-    def key(**arguments):
-        config = FormatConfig(chat_template_kwargs=arguments)
-        return digest(config.model_dump(mode="json"))  # as in the key of the step
-
-    assert key(a=1, b=[2]) == key(b=[2], a=1) != key(a=1)
 
 
 @pytest.mark.parametrize(

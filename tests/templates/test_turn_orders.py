@@ -6,7 +6,7 @@ import pytest
 
 from packhouse.recipe import FormatConfig
 from packhouse.render import make_renderer
-from tests.templates.toys import CHATML, make_table, pieces, render_chat, snapshot_of
+from tests.templates.toys import make_table, pieces, render_chat, snapshot_of
 
 ODD = {
     "assistant behind system": (
@@ -54,15 +54,6 @@ def test_a_greeting_that_no_prompt_comes_before_is_refused_alone(load_tokenizer)
     renderer = make_renderer(FormatConfig(turns="whole"), snapshot_of(tokenizer))
     (trained,) = pieces(renderer.render(make_table([greeted])).formatted)
     assert trained == ["Welcome!<|im_end|>", "Hello!<|im_end|>"]
-
-
-def test_rows_that_the_template_refuses_are_quarantined_with_its_message(load_tokenizer):
-    snapshot = snapshot_of(load_tokenizer("mistral-7b-instruct-v0.3"))
-
-    rendered = make_renderer(FormatConfig(), snapshot).render(make_table([ODD["two users"][0]]))
-
-    (detail,) = rendered.quarantined["detail"].to_pylist()
-    assert "After the optional system message, conversation roles must alternate" in detail
 
 
 JOINED = (
@@ -118,11 +109,3 @@ def test_arguments_that_are_no_json_are_never_written_as_json(num_like_it):
         'add: {"a": 1}<|im_end|>',
         *["add: oops<|im_end|>"] * num_like_it,
     ]
-
-
-def test_contents_are_lists_of_parts_where_the_template_wants_them():
-    in_parts = CHATML.replace("m.content", "m.content[0].text")
-
-    rendered = render_chat(in_parts, [[("user", "Hi"), ("assistant", "Hello!")]] * 3)
-
-    assert pieces(rendered.formatted) == [["Hello!<|im_end|>"]] * 3

@@ -76,6 +76,10 @@ def pieces(formatted: pa.Table, spans: str = "trained_spans") -> list[list[str]]
     ]
 
 
+def refusals(rendered: Rendered) -> list[str]:
+    return [f"{row['reason']}: {row['detail']}" for row in rendered.quarantined.to_pylist()]
+
+
 def snapshot_of(tokenizer: Any, **changes: Any) -> TokenizerSnapshot:
     """Return what templates need from a transformers tokenizer."""
     ids = tokenizer("a")["input_ids"]

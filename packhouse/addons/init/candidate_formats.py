@@ -183,7 +183,8 @@ def readings_of(layout: Layout, fields: Mapping[str, Field]) -> list[Reading]:
         )
         if not is_less and not any(dict(each.reads) == dict(d.reads) for d in different):
             different.append(each)
-    for vary in (_with_verdicts, _with_speakers, _with_talks, _with_ends, _with_splits):
+    varied = (_with_topics, _with_verdicts, _with_speakers, _with_talks, _with_ends, _with_splits)
+    for vary in varied:
         different = [made for each in different for made in vary(each, rows, fields)]
     return sorted(different, key=lambda each: not each.is_sure)
 
@@ -422,7 +423,7 @@ def _are_compared(rows: Sequence[dict[str, Any]]) -> bool:
     names = rows[0].keys()
     are_scored = any(type(value) is float for row in rows for value in row.values())
     return not _called(_texts_of(names, rows), _ANSWER) and (
-        ("positive" in names and bool(names & {"anchor", "query"}))
+        (bool(names & {"positive", "pos"}) and bool(names & {"anchor", "query"}))
         or (are_scored and {"reference", "hypothesis"} <= names)
     )
 
@@ -615,14 +616,14 @@ def _with_speakers(
 
 
 def _end_on_a_label(prompts: Sequence[str]) -> bool:
-    r"""Return True if the last line of prompts is the same label, to be followed by the answer.
+    r"""Return True if at least half of the prompts end with the same label, before the answer.
 
     Example:
         >>> _end_on_a_label(["1 + 1?\nAnswer:", "2 + 2?\nAnswer:"]), _end_on_a_label(["1?\nSo:"])
         (True, False)
     """
     labels = Counter(found[1] for text in prompts if (found := _LABEL.search(text)))
-    return max(labels.values(), default=0) >= max(2, (1 - _MAX_EMPTY) * len(prompts))
+    return max(labels.values(), default=0) >= max(2, len(prompts) / 2)
 
 
 def _name_of_answers(prompts: Sequence[str], answers: Sequence[str]) -> str | None:
@@ -687,10 +688,54 @@ def _with_context(reading: Reading, rows: Sequence[dict[str, Any]]) -> Reading:
         or all(str(row[contexts[0]] or "") in str(row[names["prompt"]]) for row in rows)
     ):
         return reading
-    both = f"concat_ws(chr(10), {_sql(names['prompt'])}, nullif({_sql(contexts[0])}, ''))"
-    select = {ours: _sql(theirs) for ours, theirs in names.items()} | {"prompt": both}
-    reads = {**reading.reads, contexts[0]: "context"}
-    return _reading("preference", reads, is_sure=reading.is_sure, select=select)
+    return _in_prompt(reading, contexts[0])
+
+
+def _in_prompt(reading: Reading, name: str) -> Reading:
+    """Return a reading that adds a field to the prompt, on a line of its own."""
+    assert reading.prompt is not None
+    select = {ours: _sql(theirs) for theirs, ours in reading.reads.items()}
+    both = f"concat_ws(chr(10), {_sql(reading.prompt)}, nullif({_sql(name)}, ''))"
+    select[reading.reads[reading.prompt]] = both
+    reads = {**reading.reads, name: "context"}
+    row_format = reading.settings["format"]
+    return _reading(row_format, reads, is_sure=reading.is_sure, select=select)
+
+
+def _with_topics(
+    reading: Reading, rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]
+) -> list[Reading]:
+    """Return a reading, or two if answers repeat a topic of several words that prompts lack.
+
+    Only the first reads the topic. It takes 5% of the rows: of 180 public files, one had such
+    answers, in 8% of its rows, and the next most had 1%.
+
+    Example:
+        >>> row = {"topic": "Warm seas", "ask": "Why?", "output": "Warm seas rise."}
+        >>> found = readings_of(Layout(2, list(enumerate([row, row]))), {})
+        >>> [list(each.reads) for each in found]
+        [['ask', 'output', 'topic'], ['ask', 'output']]
+    """
+    if reading.prompt is None or reading.settings.keys() - {"format", "fields"}:
+        return [reading]
+    prompts = reading.reads.keys() - reading.trained
+    for name in _texts_of(rows[0], rows):
+        if name in reading.reads or not (_LABEL_WORDS - _ORIGIN_WORDS) & {*_words(name)}:
+            continue
+        num_told = sum(
+            _is_told(row, name, reading.trained) and not _is_told(row, name, prompts)
+            for row in rows
+        )
+        if num_told >= max(2, 0.05 * len(rows)):
+            unsure = replace(reading, is_sure=False)
+            return [_in_prompt(unsure, name), unsure]
+    return [reading]
+
+
+def _is_told(row: Mapping[str, Any], name: str, others: Iterable[str]) -> bool:
+    """Return True if a value of several words occurs in another field of its row."""
+    value = str(row.get(name) or "").strip().lower()
+    return " " in value and any(value in str(row.get(other)).lower() for other in others)
 
 
 _CONTEXT_OF = {"alpaca": "input", "dolly": "context", "question_answer": "context"}
@@ -973,8 +1018,8 @@ def _as_json(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
     """Yield readings in which the question, the answer or both are objects or lists, read as JSON.
 
     A whole number can be the answer to the only text. If no field is named like an answer, all
-    other texts and objects together can be the answer, as one object. A label can be the answer to
-    all of them.
+    other texts, labels and objects together can be the answer, as one object. A label can be the
+    answer to all of them.
 
     Example:
         >>> [reading] = _as_json([{"text": "Ann is 7.", "output": {"name": "Ann", "age": 7}}])
@@ -986,6 +1031,7 @@ def _as_json(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
         for name in _texts_of(rows[0], rows)
         if not _words_of_label(name) and name != "source" and not _is_class(name)
     ]
+    classes = [name for name in _texts_of(rows[0], rows) if _is_class(name)]
     objects = [
         name
         for name in rows[0]
@@ -1007,7 +1053,7 @@ def _as_json(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
         asking = asking or _called(texts, _LIKELY_QUESTION)
     else:
         answering = objects
-        short = [n for n in texts if n not in asking and _rank(n, _SYSTEM) is None]
+        short = [n for n in texts if n not in asking and _rank(n, _SYSTEM) is None] + classes
         if len(asking) == 1 and len(objects) == 1 and short:
             pairs.append((asking, [name for name in rows[0] if name in (*short, *objects)]))
         labels = [n for n in rows[0] if _CLASSES & {*_words(n)} and type(rows[0][n]) in (str, int)]

@@ -324,7 +324,7 @@ def _add_texts(rows: Rows, opened: OpenVersion, workspace: Workspace) -> None:
         table = read_table(receipt.path("tokenized.arrow"))
         columns = (table[name].to_pylist() for name in ("source", "row", "record_id"))
         places = [*zip(*columns, strict=True)]
-        at = np.flatnonzero([place in wanted for place in places]).tolist()
+        at = np.flatnonzero([place in wanted for place in places])
         numbers, ids = (table[name].take(at).to_pylist() for name in ("num_tokens", "input_ids"))
         for index, num_tokens, own in zip(at, numbers, ids, strict=True):
             for row in wanted[places[index]]:

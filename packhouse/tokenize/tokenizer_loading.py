@@ -111,7 +111,7 @@ def tokenizer_folder(tokenizer: str | Path) -> Path:
     """
     match = HUB_NAME.fullmatch(str(tokenizer))
     repo, revision = match.groups() if match else ("", "")
-    if Path(tokenizer).is_dir() or not _COMMIT.fullmatch(revision or ""):
+    if not _COMMIT.fullmatch(revision or "") or Path(tokenizer).is_dir():
         return Path(tokenizer)
     from huggingface_hub import constants  # 15 ms; the whole client takes 0.3 s
 

@@ -27,7 +27,6 @@ ASKED = {
     "Salesforce/xlam-function-calling-60k": 0,
     "MetaMath": 0,
     "OpenMathInstruct": 0,
-    "code-alpaca": 0,
     "camel-ai": 0,
 }
 # None of their candidates is right: reasoning, an attempt, or only the first of some objects.

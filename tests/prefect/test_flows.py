@@ -504,7 +504,7 @@ def test_a_conflict_is_not_retried(place, both, monkeypatch):
 
 def test_all_tasks_are_retried_alike():
     """The two tests above show what that means: after transient errors, and no others."""
-    from tasks.policies import is_transient
+    from tasks.retries import is_transient
 
     from flows.prepare import STEPS
     from tasks import versions

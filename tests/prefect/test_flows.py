@@ -504,10 +504,9 @@ def test_a_conflict_is_not_retried(place, both, monkeypatch):
 
 def test_all_tasks_are_retried_alike():
     """The two tests above show what that means: after transient errors, and no others."""
-    from tasks.retries import is_transient
-
     from flows.prepare import STEPS
     from tasks import versions
+    from tasks.retries import is_transient
 
     others = ("look_at_sources", "datasets_of", "verify_one", "move_ref", "past_of_ref", "collect")
     tasks = [*STEPS, *(getattr(versions, name) for name in others)]

@@ -103,7 +103,9 @@ def started(engine: Engine) -> Iterator["TaskRunner[Any]"]:
             try:
                 runner = stack.enter_context(_task_runner(engine))
                 if engine.runner == "dask":
-                    getattr(runner, "client")  # noqa: B009 - connects, as the first task would
+                    # Reading `client`, which only Dask's runner has, connects to the cluster here,
+                    # where a failure is tried again; otherwise the first task would connect.
+                    getattr(runner, "client")  # noqa: B009 - mypy knows no `client`
                 break
             except Exception as error:
                 # A temporary cluster may lose a race for its ports; an existing one is down.

@@ -240,7 +240,7 @@ def run(
                             "%.0f s after that"
                         )
                         log.warning(text, store.uri, cause, attempt + 2, delay, left)
-                    time.sleep(delay)
+                    time.sleep(delay)  # a store that is overloaded needs time to recover
                     answer = started
                 case All(parts):
                     # Parts already run in parallel, so a part with parts of its own runs alone.

@@ -31,7 +31,7 @@ while not Path(sys.argv[1], "stop").exists():
     freed = remove_steps(cache, [each for each in list_steps(cache) if not each.is_held])
     if freed:
         Path(sys.argv[1], "freed").touch()
-    time.sleep(0.02)
+    time.sleep(0.02)  # without a pause, this loop takes a core from the runs that it disturbs
 """
 
 

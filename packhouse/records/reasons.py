@@ -191,7 +191,10 @@ QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
             "a chosen or rejected answer has a loss weight", "remove the weight from the row"
         ),
         "empty_prompt": Reason(
-            "the prompt (message {at}) is empty: a user turn without text", "remove the row"
+            "the prompt (message {at}) is empty: a user turn without text",
+            "remove the row, or, if the first message holds the prompt, set `format: "
+            "question_answer` and `select: {question: 'messages[1].content', answer: "
+            "'messages[-1].content'}`",
         ),
         "empty_answer": Reason(
             "the answer (message {at}) is empty: no text, reasoning or tool call", "remove the row"

@@ -262,6 +262,9 @@ ASKED: dict[str, tuple[Callable[[int, Talk], dict[str, Any]], int, list[Talk]]] 
         "items": [n]} | ({"odd": n} if n % 2 else {})}, 1, [Talk(t[0], json.dumps({"z": t[1],
         "items": [n]} | ({"odd": n} if n % 2 else {}), separators=(",", ":"))) for n,
         t in enumerate(TALKS)]),
+    "messages whose answers are objects": (lambda n, t: {"messages": [*chats_of(t)[:1], {"role":
+        "assistant", "content": {"z": t[1], "n": [n]} if n else t[1]}]}, 1, [Talk(t[0],
+        f'{{"z":"{t[1]}","n":[{n}]}}' if n else t[1]) for n, t in enumerate(TALKS)]),
     "a tool and its arguments": (lambda n, t: {"id": n, "prompt": t[0], "tool": "say",
         "args": {"what": t[1], "again": n}}, 1, [Talk(t[0],
         f'{{"tool":"say","args":{{"what":"{t[1]}","again":{n}}}}}') for n, t in enumerate(TALKS)]),
@@ -796,6 +799,23 @@ def test_answers_to_empty_prompts_may_be_trained_as_text(row, project):
     assert sorted("".join(t) for t in project.prepare()) == sorted(t.answer for t in TALKS)
 
 
+def test_prompts_in_system_messages_are_read_as_the_refusal_says(project):
+    talks = [[("system", t[0]), ("user", ""), ("assistant", t[1])] for t in TALKS]
+    rows = [
+        {"messages": [message for said in talk for message in messages_of(*said)]} for talk in talks
+    ]
+    Path("a.jsonl").write_bytes(lines(rows))
+
+    code, said = project.init("a.jsonl")
+
+    assert (code, "messages[1].content" in said) == (3, True), said
+    select = '{"question": "messages[1].content", "answer": "messages[-1].content"}'
+    settings = ("--set", "format=question_answer", "--set", f"select={select}")
+    code, said = project.init("a.jsonl", *settings)
+    assert code == 0, said
+    check(project.prepare(), TALKS)
+
+
 def test_text_before_the_first_speaker_of_a_conversation_is_not_lost(project):
     rows = [{"text": f"User: {t[0]}\nModel: {t[1]}"} for t in TALKS]
     rows[5]["text"] = "Read this first.\n" + rows[5]["text"]
@@ -1034,7 +1054,8 @@ def test_an_answer_in_the_prompt_of_two_lists_of_messages_has_no_loss(keys, proj
 
 def test_a_few_rows_without_messages_are_bad_rows_of_a_file(project):
     rows = [{"messages": chats_of(t)} for t in TALKS] * 2
-    odd = [[{"role": "narrator", "content": "Once."}, *chats_of(TALKS[0])], [], None]
+    unsaid = [{"role": "user", "content": "And now?"}, {"role": "assistant"}]
+    odd = [[{"role": "narrator", "content": "Once."}, *chats_of(TALKS[0])], [], None, unsaid]
     bad_rows = [{"messages": messages} for messages in odd]
     Path("a.jsonl").write_bytes(lines([*rows[:3], *bad_rows, *rows[3:]]))
 
@@ -1163,6 +1184,12 @@ def test_the_encoding_of_a_text_is_found_by_its_letters(text, encoding, expected
     assert guess_encoding(data) == expected
     if encoding == "utf-8":
         assert guess_encoding(data * 3 + b"caf\xe9") == "utf-8"
+
+
+def test_a_file_joined_from_two_encodings_is_no_third_one():
+    text, other = RUSSIAN[0].answer, RUSSIAN[0].question.encode("cp1251")
+
+    assert guess_encoding(b"\n".join([text.encode(), other, other, other])) == "utf-8"
 
 
 def test_a_file_in_another_encoding_that_is_prepared_without_a_look_leads_to_init(project):

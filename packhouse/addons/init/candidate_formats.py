@@ -323,12 +323,17 @@ def _of_messages(name: str, rows: Sequence[dict[str, Any]]) -> Iterator[Reading]
     said = [message for messages in talks for message in messages]
     if not all(isinstance(message, dict) for message in said):
         return
-    speaker = next((k for k in _SPEAKER_KEYS if all(type(m.get(k)) is str for m in said)), None)
+    # A few messages may lack a key: their rows are bad.
+    least = (1 - _MAX_EMPTY) * len(said)
+    named = (k for k in _SPEAKER_KEYS if sum(type(m.get(k)) is str for m in said) >= least)
+    speaker = next(named, None)
     texts = [message for message in said if not message.get("tool_calls")]
     keys = (key for key in _CONTENT_KEYS if key != speaker)
-    content = next((key for key in keys if all(key in message for message in texts)), None)
+    held = (k for k in keys if sum(k not in m for m in texts) <= _MAX_EMPTY * len(said))
+    content = next(held, None)
     if speaker is None or content is None:
         return
+    talks = [talk for talk in talks if all(type(m.get(speaker)) is str for m in talk)]
     row_format = "sharegpt" if speaker == "from" and content == "value" else "chat"
     if not any(len({message[speaker] for message in messages}) > 1 for messages in talks):
         return  # only one speaker: a prompt or an answer
@@ -340,9 +345,16 @@ def _of_messages(name: str, rows: Sequence[dict[str, Any]]) -> Iterator[Reading]
         fields = {next(iter(known.required)): name, **fields}
     beside = known.names([n for n in rows[0] if n != name], {})
     reads = {name: "messages"} | {n: ours for ours, n in beside.items() if n not in MESSAGE_FIELDS}
+    settings: dict[str, Any] = {"fields": fields}
+    has_objects = any(isinstance(message.get(content), dict) for message in texts)
+    if has_objects and all(map(str.isidentifier, (name, speaker, content))):
+        row_format, reads = "chat", {name: "messages, objects in them as JSON"}
+        text = f"{{'role': m.{speaker}, 'content': cast(m.{content} as varchar)}}"
+        settings = {"select": {"messages": f"list_transform({name}, lambda m: {text})"}}
     choices = _roles_of([[message[speaker] for message in messages] for messages in talks])
+    is_sure = len(choices) == 1 and not has_objects
     for roles in choices:
-        yield _reading(row_format, reads, is_sure=len(choices) == 1, fields=fields, roles=roles)
+        yield _reading(row_format, reads, is_sure=is_sure, roles=roles, **settings)
 
 
 def _roles_of(speakers: list[list[str]]) -> list[dict[str, str]]:

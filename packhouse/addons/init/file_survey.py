@@ -454,7 +454,7 @@ def guess_encoding(data: bytes) -> str | None:
         return None if data.startswith(b"\xff\xfe\0\0") else "utf-16"
     letters = _letters_beyond_ascii(data, "utf-8")
     num_wrong = letters.count("\ufffd") - data.count("\ufffd".encode())  # some files hold U+FFFD
-    if num_wrong <= len(letters) / 10:
+    if num_wrong <= len(letters) / 10 or _has_utf8_lines(data):
         return "utf-8"
     runs = re.findall(rb"[\x80-\xff]+", data)
     stand_alone = sum(len(run) == 1 for run in runs) > len(runs) / 2  # accents in Latin words
@@ -465,6 +465,20 @@ def guess_encoding(data: bytes) -> str | None:
         scores[name] = sum(map(_COMMON[name], letters)) / max(1, len(letters))
     best = max(scores, key=lambda name: scores[name])
     return best if scores[best] >= _ENOUGH else None
+
+
+def _has_utf8_lines(data: bytes) -> bool:
+    r"""Return True if a tenth of the lines beyond ASCII are UTF-8, which is never an accident.
+
+    The other lines are bad rows: no encoding reads a file that was joined from two.
+
+    Example:
+        >>> _has_utf8_lines("天空为什么\n是蓝色的".encode() + "\n天空为什么".encode("gbk"))
+        True
+    """
+    lines = [line for line in data.split(b"\n") if len(re.findall(rb"[\x80-\xff]", line)) >= 8]
+    num_utf8 = sum(line.decode("utf-8", "ignore").encode() == line for line in lines)
+    return num_utf8 > len(lines) / 10
 
 
 def _letters_beyond_ascii(data: bytes, encoding: str) -> str:

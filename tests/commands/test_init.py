@@ -670,6 +670,16 @@ def test_conversations_are_counted_although_their_texts_span_lines(project):
     assert f"{NUM_ROWS} of {2 * NUM_ROWS} rows (50.00%) are bad (control {NUM_ROWS})" in said
 
 
+def test_comments_after_whole_objects_take_no_row_with_them(project):
+    Path("a.jsonl").write_bytes(lines(named("question", "answer")[:3]) + b"# Add more.\n" * 4)
+
+    code, said = project.init("a.jsonl")
+
+    assert code == 0, said
+    assert "file_format" not in said
+    assert "4 of 7 rows (57.14%) are bad (json 4)" in " ".join(said.split())
+
+
 def test_a_system_prompt_of_google_is_read(project):
     system = {"system_instruction": {"parts": [{"text": "Add "}, {"text": "them."}]}}
     Path("a.jsonl").write_bytes(lines([system | row for row in GOOGLE]))

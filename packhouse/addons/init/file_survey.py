@@ -339,8 +339,16 @@ def _divided_by(head: bytes, kind: FileFormat | None) -> FileFormat | None:
 
 def _spans_lines(head: bytes) -> bool:
     """Return True if most lines go on with an object of a line before, such as in its texts."""
-    lines = [line.lstrip()[:1] for line in head.removeprefix(BOM).splitlines() if line.strip()]
-    return lines[:1] == [b"{"] and 2 * lines.count(b"{") < len(lines)
+    lines = [line.strip() for line in head.removeprefix(BOM).splitlines() if line.strip()]
+    begun = [line for line in lines if line.startswith(b"{")]
+    if not begun or begun[0] != lines[0] or 2 * len(begun) >= len(lines):
+        return False
+    try:
+        for line in begun:
+            orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return True
+    return False  # each object ends in its line, so the other lines are comments
 
 
 _LINE_PER_OBJECT = re.compile(rb"\{.*\}[ \t\r]*\n\s*\{")

@@ -299,6 +299,8 @@ ASKED: dict[str, tuple[Callable[[int, Talk], dict[str, Any]], int, list[Talk]]] 
     "choices, and letters of which one is for none": (lambda n, t: {"question": t[0],
         "choices": [t[1], bad(t)], "answer": "ABC"[n % 3]}, 1, [Talk(t[0], "ABC"[n % 3]) for n,
         t in enumerate(TALKS)]),
+    "prompts between tags of speakers": (lambda n, t: {"prompt": f"<user> {t[0]} <assistant>",
+        "completion": t[1]}, 1, TALKS),
     "prompts that end with a separator": (lambda n, t: {"prompt": f"{t[0]}\n\n###\n\n",
         "completion": f" {t[1]} ###"}, 1, TALKS),
     "answers that end with a separator": (lambda n, t: {"prompt": f"{t[0]}\nAda {n}:",
@@ -375,6 +377,8 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
     "a table named like JSON": ("a.json", b"question\tanswer\nWhy?\tSo.\n",
         "--set file_format=FORMAT"),
     "an empty line": ("a.jsonl", b"\n", "(it is empty). Pass a file with rows"),
+    "line breaks between rows as two characters": ("a.jsonl",
+        lines(named("question", "answer")).replace(b"\n", b"\\n"), "is followed by \\n{"),
     "raw line breaks in texts": ("a.jsonl",
         b"".join(lines([{"prompt": t[0] + "#", "completion": t[1]}]) for t in TALKS).replace(
             b"#", b"\n"), "its texts contain raw line breaks"),

@@ -611,9 +611,11 @@ def _with_speakers(
     if not prompt or not answer or len(reading.reads) > 2:
         return made
     select = {"prompt": _sql(prompt), "completion": f"ltrim({_sql(answer)})"}
-    if all(map(_ONE_TURN.fullmatch, texts)):
+    if one := next(
+        (each for each in (_ONE_TURN, _TAGGED) if all(map(each.fullmatch, texts))), None
+    ):
         what = "names"
-        select["prompt"] = f"regexp_extract({_sql(prompt)}, '{_ONE_TURN.pattern}', 1)"
+        select["prompt"] = f"regexp_extract({_sql(prompt)}, '{one.pattern}', 1)"
     elif any(all(re.search(_SEPARATOR, each) for each in part) for part in (texts, answers)):
         what = "separators"
         select = {k: f"regexp_replace({each}, '{_SEPARATOR}', '')" for k, each in select.items()}
@@ -1227,8 +1229,11 @@ _SPOKEN = re.compile(
 r"""A prompt that names its speakers and ends with the name of the one who answers, such as
 `User: Hi\nBot:` and `### Question: Hi ### Answer:`."""
 
-_LABEL = re.compile(r"\n\s*(\w[\w '-]{0,29})[:\uff1a]\s*\Z")
-"""Last line of a prompt that names what follows, such as `Answer:`."""
+_TAGGED = re.compile(rf"(?is)^\s*<(?:{_WHO_ASKS})>\s*(.*?)\s*<\w{{1,30}}>\s*$")
+"""A prompt between tags that name the speakers, such as `<user> Hi <assistant>`."""
+
+_LABEL = re.compile(r"(?:\n\s*(?=\w)|(?=[<\[]))([<\[]?\w[\w '-]{0,29}[:\uff1a>\]])\s*\Z")
+"""End of a prompt that names what follows: a last line `Answer:`, or a tag `<assistant>`."""
 
 _SEPARATOR = r"\s*(?:->|##+)\s*$"
 """End of a prompt or an answer in the style of OpenAI's first fine-tuning guide."""

@@ -41,6 +41,7 @@ from packhouse.read.source_files import SourceFile, file_errors, local_path, ope
 from packhouse.read.unread_fields import is_media, is_text
 from packhouse.recipe import SourceConfig, ValidateConfig
 from packhouse.recipe.sections import FileFormat
+from packhouse.system.escaping import for_terminal
 from packhouse.system.progress import advance
 
 MAX_WHOLE_BYTES = 2 * 10**9
@@ -230,12 +231,8 @@ def survey(file: SourceFile, given: Mapping[str, Any]) -> Survey:
         if INVALID_ESCAPE in why:
             then = "Remove or double the backslash of such escapes."
             raise refusal(file, f"no row of it is JSON ({why}). {then}")
-        if _has_raw_line_breaks(file):
-            raise refusal(
-                file,
-                "its texts contain raw line breaks, which JSON does not allow. Replace them with "
-                "\\n.",
-            )
+        if (fault := _fault_after_an_object(file)) is not None:
+            raise refusal(file, fault)
         raise refusal(
             file,
             f"no row of it can be read as {found.file_format} ({why}). Pass a file with rows, or "
@@ -244,13 +241,21 @@ def survey(file: SourceFile, given: Mapping[str, Any]) -> Survey:
     return found
 
 
-def _has_raw_line_breaks(file: SourceFile) -> bool:
-    """Return True if the file starts with an object that would be JSON without its line breaks."""
+def _fault_after_an_object(file: SourceFile) -> str | None:
+    """Return what is wrong with a file that starts with an object; None if it starts otherwise."""
     head = next(iter(FileStream(file.uri, _compression_of(file))), b"")
     text = head.removeprefix(BOM).decode(errors="replace").lstrip()
     with suppress(ValueError):
-        return isinstance(json.JSONDecoder(strict=False).raw_decode(text)[0], dict)
-    return False
+        first, end = json.JSONDecoder(strict=False).raw_decode(text)
+        if isinstance(first, dict):
+            try:
+                orjson.loads(text[:end])
+            except orjson.JSONDecodeError:
+                what = "its texts contain raw line breaks, which JSON does not allow. Replace them"
+                return f"{what} with \\n."
+            after = for_terminal(text[end : end + 10].strip())
+            return f"its first row is followed by {after} on the same line. Write one row per line."
+    return None
 
 
 def as_line(row: Any) -> bytes:

@@ -32,6 +32,7 @@ from prefect.states import Completed, Failed, Paused
 from packhouse.addons.ci.refresh import Outcome
 from packhouse.errors import PackhouseError
 from packhouse.recipe import Recipe
+from packhouse.system.wording import counted
 from tasks.events import announce_end, gate_of
 
 log = logging.getLogger("packhouse.flows")
@@ -166,7 +167,7 @@ def filled(runs: Runs) -> State[Any]:
     data = {name: state.message for name, state in runs}
     outcomes = Counter(str(state.name) for _, state in runs)
     counts = ", ".join(f"{number:,} {name}" for name, number in sorted(outcomes.items()))
-    message = f"all {len(runs)} recipes done: {counts}"
+    message = f"{counted(len(runs), 'recipe')} done: {counts}"
     if bad:
         message = f"{len(bad)} of {len(runs)} recipes failed: {', '.join(bad)}"
     open_ = [name for name, state in runs if state.name in ("Held", "WaitingForApproval")]

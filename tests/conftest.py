@@ -49,10 +49,15 @@ USE_THE_STACK = {
 
 
 class Scheduling(LoadFileScheduling):
-    """Files that use the stack go to one process: starting another stack takes 75 s."""
+    """Files that use the stack go to one process: starting another stack takes 75 s.
+
+    So do tests of flows, whose Prefect server takes 25 s to start.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
         file = super()._split_scope(nodeid)
+        if file.startswith("tests/prefect/"):
+            return "prefect"
         return "stack" if file in USE_THE_STACK else file
 
 

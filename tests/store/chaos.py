@@ -94,7 +94,7 @@ def race(
 
 def linger_s(environment: dict[str, str]) -> float:
     """Longest wait of publishers before a commit; S3's clock has a resolution of one second."""
-    return 3.0 if environment else 0.3
+    return 2.0 if environment else 0.3
 
 
 def kill_at_random(

@@ -145,7 +145,7 @@ def peak_mb(shared: Path, folder: Path, source: Path) -> tuple[float, dict]:
 
 
 def test_memory_does_not_hold_the_rows_of_alpaca_and_each_is_counted(shared, tmp_path):
-    # 331 MB, and 428 for a file of four times the size. As objects, the rows would take 240 MB more.
+    # 331 MB, and 428 for a file of four times the size; the rows as objects would take 240 MB more.
     peak, report = peak_mb(shared, tmp_path, shared / "data" / "alpaca_data.json")
     assert peak < 480
     validated = report["ledger"][0]

@@ -6,7 +6,6 @@ from packhouse.store import load_ref, open_store, open_version, verify_version
 from tests.store import chaos, victim
 from tests.store.versions import list_versions
 
-
 # A request is the same to all stores, so S3 has only those that leave something there.
 POINTS_ON_S3 = ["after data", "after manifest", "before ref-swap", *victim.S3_POINTS]
 

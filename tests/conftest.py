@@ -18,10 +18,17 @@ settings.register_profile("random", deadline=None, suppress_health_check=[Health
 settings.register_profile("packhouse", settings.get_profile("random"), derandomize=True)
 settings.load_profile("packhouse")
 
+
 # Prefect 3.8.8: once a process has run a flow, its forks exit with code 1, because Prefect's
 # handlers for the end of threads fail there. Some tests fork, or use a DataLoader's workers. The
-# list of handlers is private to `threading`; no public function empties it.
-os.register_at_fork(after_in_child=threading._threading_atexits.clear)  # type: ignore[attr-defined]
+# list of handlers is private to `threading`; no public function empties it. Those of
+# concurrent.futures stay: without them, a process waits for its threads until it is killed.
+def _forget_handlers() -> None:
+    handlers = threading._threading_atexits  # type: ignore[attr-defined]
+    handlers[:] = [each for each in handlers if each.func.__module__.startswith("concurrent.")]
+
+
+os.register_at_fork(after_in_child=_forget_handlers)
 
 
 # In a process that has imported the tests and libraries of all files, a full collection takes 1 to
@@ -49,10 +56,15 @@ USE_THE_STACK = {
 
 
 class Scheduling(LoadFileScheduling):
-    """Files that use the stack go to one process: starting another stack takes 75 s."""
+    """Files that use the stack go to one process: starting another stack takes 75 s.
+
+    So do tests of flows, whose Prefect server takes 25 s to start.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
         file = super()._split_scope(nodeid)
+        if file.startswith("tests/prefect/"):
+            return "prefect"
         return "stack" if file in USE_THE_STACK else file
 
 

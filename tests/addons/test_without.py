@@ -19,17 +19,25 @@ ADDONS = sorted(
     for path in (LIBRARY / "addons").iterdir()
     if not path.name.startswith("_") and (path.suffix == ".py" or (path / "__init__.py").exists())
 )
-# One process imports the libraries but not packhouse. It forks once per add-on, and each fork
-# imports packhouse. Arguments: the tokenizer, then name=FUNCTION,FUNCTION.
+# One process imports packhouse except add-ons, and sees that none of them came along. It forks once
+# per add-on, while the files of that add-on are away. Arguments: the tokenizer, then
+# name=FUNCTION,FUNCTION.
 SCRIPT = """
-import os, shutil, sys, traceback
+import importlib, os, pkgutil, shutil, sys, traceback
+from functools import partial
 from pathlib import Path
 
-import click.testing, datasets, jinja2, numpy, orjson, pyarrow.parquet, pydantic, rich.console
-import tokenizers, yaml
+import click.testing, datasets
+
+def import_all(package):
+    for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+        if module.name not in ("packhouse.__main__", "packhouse.addons"):
+            imported = importlib.import_module(module.name)
+            if module.ispkg:
+                import_all(imported)
 
 def use(tokenizer, names):
-    import packhouse
+    importlib.invalidate_caches()
     from packhouse.cli import cli
     packhouse.prepare("rows.jsonl", tokenizer=tokenizer, store="store", dataset="rows",
                       cache="cache", seq_len=128, progress=False)
@@ -54,7 +62,12 @@ def run(tokenizer, addon, names):
     sys.stderr.flush()
     os._exit(0)
 
-assert not any(name.split(".")[0] == "packhouse" for name in sys.modules)
+import packhouse
+import_all(packhouse)
+from packhouse.system import worker
+forks = worker.WorkerForks(partial(importlib.import_module, "libraries"), 0, 0)
+worker._forks = forks.requests, worker._environment()
+assert not any(name.startswith("packhouse.addons.") for name in sys.modules)
 for argument in sys.argv[2:]:
     addon, _, names = argument.partition("=")
     (part,) = Path("packhouse/addons").glob(f"{addon}*")
@@ -83,6 +96,7 @@ def said(tmp_path_factory):
         if part.is_dir() and not any(part.iterdir()):  # of an add-on that became one module
             part.rmdir()
     (folder / "said").mkdir()
+    (folder / "libraries.py").write_text("import duckdb, packhouse.run.steps")
     done = subprocess.run(
         [
             *(sys.executable, "-c", SCRIPT, str(TOKENIZER)),

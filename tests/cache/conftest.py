@@ -2,13 +2,13 @@
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from packhouse.run.cache_eviction import list_steps
 from tests.chain.conftest import Project
+from tests.chain.killed_run import Run
 
 
 @pytest.fixture
@@ -26,22 +26,13 @@ def start(project):
     """Start a run as a process that can kill itself at a step (`tests.chain.killed_run`)."""
     started = []
 
-    def start(name: str = "recipe.yaml", kill: tuple[str, str, str] = ("publish", "1", "never")):
-        command = [
-            sys.executable,
-            "-m",
-            "tests.chain.killed_run",
-            project.root / name,
-            project.cache,
-        ]
-        started.append(subprocess.Popen([*command, *kill], stderr=subprocess.PIPE))
+    def start(name: str = "recipe.yaml", kill: tuple[str, int, str] = ("publish", 1, "never")):
+        started.append(Run(project.root / name, project.cache, *kill))
         return started[-1]
 
     yield start
-    for process in started:
-        process.kill()
-        process.wait()
-        process.stderr.close()
+    for run in started:
+        run.close()
 
 
 def steps_in(cache: Path) -> set[tuple[str, str]]:

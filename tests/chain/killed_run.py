@@ -1,20 +1,22 @@
-"""A run that kills itself: python -m tests.chain.killed_run RECIPE CACHE STEP NTH WHEN.
+"""A run in a process that may kill itself.
 
-WHEN is `before` (before the NTH job of STEP computes), `written` (its files are written but not
-yet visible), or `never`. Input and output shards are small, so every step has several jobs.
+`when` is `before` (before the `nth` job of a step computes), `written` (its files are written but
+not yet visible), or `never`. Input and output shards are small, so every step has several jobs.
 """
 
 import os
 import signal
-import sys
+import tempfile
 from pathlib import Path
 
 import schemas
+from packhouse.addons.report import version_report
 from packhouse.recipe import load_recipe
 from packhouse.run.chain import prepare
 from packhouse.run.step import LocalRunner
 from packhouse.run.step_cache import Workspace
 from packhouse.run.steps import STEPS, files, validate
+from tests.forked import forks_of
 
 SMALL = {
     (validate, "MAX_SHARD_BYTES"): 1500,
@@ -23,7 +25,29 @@ SMALL = {
 }
 
 
-def main(recipe_path: str, cache: str, name: str, nth: str, when: str) -> None:
+class Run:
+    """Starts at once; it is a fork, because importing everything takes 4 s."""
+
+    def __init__(self, recipe: Path, cache: Path, step: str, nth: int, when: str) -> None:
+        self._said = tempfile.NamedTemporaryFile()
+        arguments = (self._said.name, recipe, cache, step, nth, when)
+        self._process = forks_of("tests.chain.killed_run").Process(target=main, args=arguments)
+        self._process.start()
+
+    def wait(self) -> tuple[int | None, str]:
+        """Return the exit code, and what it wrote to stderr."""
+        self._process.join(600)
+        return self._process.exitcode, Path(self._said.name).read_text()
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.join()
+        self._said.close()
+
+
+def main(said: str, recipe_path: Path, cache: Path, name: str, nth: int, when: str) -> None:
+    os.dup2(os.open(said, os.O_WRONLY), 2)
+    version_report.unpublished_report = lambda *_: "<!doctype html>\n"  # as in tests/conftest.py
     for (module, setting), value in SMALL.items():
         setattr(module, setting, value)
     (step,) = [step for step in STEPS if step.name == name]
@@ -33,18 +57,14 @@ def main(recipe_path: str, cache: str, name: str, nth: str, when: str) -> None:
     def killing(*arguments):
         nonlocal seen
         seen += 1
-        if when == "before" and seen == int(nth):
+        if when == "before" and seen == nth:
             os.kill(os.getpid(), signal.SIGKILL)
         facts = compute(*arguments)
-        if when == "written" and seen == int(nth):
+        if when == "written" and seen == nth:
             os.kill(os.getpid(), signal.SIGKILL)
         return facts
 
     object.__setattr__(step, "compute", killing)  # a step is frozen
-    recipe = load_recipe(Path(recipe_path))
-    workspace = Workspace(cache=Path(cache), check=schemas.check)
+    recipe = load_recipe(recipe_path)
+    workspace = Workspace(cache=cache, check=schemas.check)
     prepare(recipe, LocalRunner(recipe=recipe, workspace=workspace), workspace.cache)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -12,7 +12,7 @@ import pytest
 from packhouse.store import open_version
 from packhouse.tokenize import load_snapshot
 from tests.chain.conftest import Project
-from tests.chain.killed_run import SMALL
+from tests.chain.killed_run import SMALL, Run
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -44,13 +44,6 @@ def undisturbed(tmp_path_factory):
         return published(project, project.prepare())
 
 
-def start(recipe, cache, step="pack", nth=1, when="never"):
-    command = [sys.executable, "-m", "tests.chain.killed_run", recipe, cache, step, nth, when]
-    return subprocess.Popen(
-        list(map(str, command)), cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
-    )
-
-
 def published(project, prepared):
     folder = project.folder(prepared)
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
@@ -72,9 +65,8 @@ def receipts_in(cache):
 def test_a_run_that_was_killed_goes_on_without_doing_finished_jobs_again(
     project, recipe, small, undisturbed, step, nth, when
 ):
-    killed = start(recipe, project.cache, step, nth, when)
-    _, errors = killed.communicate(timeout=600)
-    assert killed.returncode == -signal.SIGKILL, errors.decode()
+    code, said = Run(recipe, project.cache, step, nth, when).wait()
+    assert code == -signal.SIGKILL, said
     done = receipts_in(project.cache)
     assert not list((project.root / "store").rglob("manifest.json"))
 
@@ -91,10 +83,10 @@ def test_a_run_that_was_killed_goes_on_without_doing_finished_jobs_again(
 @pytest.mark.slow
 @pytest.mark.timeout(700)
 def test_two_runs_at_once_on_one_cache_are_both_right(project, recipe, small):
-    runs = [start(recipe, project.cache) for _ in range(2)]
+    runs = [Run(recipe, project.cache, "pack", 1, "never") for _ in range(2)]
     for run in runs:
-        _, errors = run.communicate(timeout=600)
-        assert run.returncode == 0, errors.decode()
+        code, said = run.wait()
+        assert code == 0, said
     again = project.prepare()
     assert not again.created
     assert all(receipt.cached for receipt in again.receipts)

@@ -4,7 +4,6 @@ Each load runs in a separate process, as a training run does.
 """
 
 import hashlib
-import multiprocessing
 import os
 import random
 from concurrent.futures import ProcessPoolExecutor
@@ -14,6 +13,7 @@ import pytest
 
 from packhouse import load_packed
 from packhouse.errors import IntegrityError
+from tests.forked import forks_of
 
 FLIPS = int(os.environ.get("PACKHOUSE_FLIPS", "3"))
 
@@ -21,8 +21,7 @@ FLIPS = int(os.environ.get("PACKHOUSE_FLIPS", "3"))
 @pytest.fixture(scope="module")
 def fresh_process():
     """Call a function in a new process; each starts with everything imported and nothing opened."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__, "datasets", "packhouse.load.streaming"])
+    context = forks_of(__name__, "datasets", "packhouse.load.streaming")
     with ProcessPoolExecutor(1, context, max_tasks_per_child=1) as pool:
         yield lambda function, *args: pool.submit(function, *args).result()
 

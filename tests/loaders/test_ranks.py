@@ -11,12 +11,9 @@ from multiprocessing.connection import wait
 import pytest
 
 from packhouse import StreamingPackedDataset, consumed_records, load_packed
+from tests.forked import forks_of
 from tests.loaders import rank_job, trainer_job, training_job
 from tests.store.ceph import free_port
-
-# Ranks are forked from a process that has imported torch and transformers, which takes 4 s each.
-PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload([__name__, "transformers.trainer", "datasets"])
 
 
 def start_rank(environment, job, *arguments):
@@ -28,12 +25,14 @@ def start_rank(environment, job, *arguments):
 
 def run_ranks(world_size, job, *arguments):
     """Run a job on ranks as torchrun does; return their exit codes. A rank that fails ends all."""
+    # Importing torch and transformers takes each rank 4 s.
+    processes = forks_of(__name__, "transformers.trainer", "datasets")
     shared = {"WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1"}
     shared |= {"MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
     ranks = []
     for rank in range(world_size):
         environment = shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-        ranks.append(PROCESSES.Process(target=start_rank, args=(environment, job, *arguments)))
+        ranks.append(processes.Process(target=start_rank, args=(environment, job, *arguments)))
         ranks[-1].start()
     running = {rank.sentinel: rank for rank in ranks}
     while running:

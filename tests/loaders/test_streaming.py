@@ -13,13 +13,21 @@ import pytest
 import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset, _utils, get_worker_info
 
 from packhouse import PackedCollator, StreamingPackedDataset, load_packed, training_receipt
 from packhouse.errors import ConfigError, IntegrityError
 from packhouse.load.streaming import _ENDED, _NUM_WORKERS, read_ahead
 from packhouse.pack.pack_columns import published_schema
 from packhouse.store import LocalFile, open_store, publish_version
+
+
+@pytest.fixture(scope="module", autouse=True)
+def short_waits_for_workers():
+    """After other tests, a worker that shall end may not hear of it; torch kills it after 5 s."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_utils, "MP_STATUS_CHECK_INTERVAL", 0.5)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -192,7 +192,7 @@ def test_with_approval_the_ref_stays_until_someone_promotes(place, cache, first)
 
 
 @pytest.fixture
-def deployed(place, monkeypatch):
+def deployed(place, cache, monkeypatch):
     """Start runs of a deployment of `refresh`, and execute them as a worker would."""
     from prefect.client.orchestration import get_client
     from prefect.exceptions import Pause
@@ -211,7 +211,7 @@ def deployed(place, monkeypatch):
             run_flow_sync(
                 refresh,
                 flow_run=client.read_flow_run(run_id),
-                parameters=parameters | {"recipe": recipe_of(place), "cache": str(place / "cache")},
+                parameters=parameters | {"recipe": recipe_of(place), "cache": str(cache)},
                 return_type="state",
             )
         return client.read_flow_run(run_id)
@@ -396,7 +396,7 @@ def test_a_candidate_too_far_from_what_readers_have_is_held_and_announced(
     ],
 )
 def test_a_refused_refresh_keeps_the_ref_and_gives_the_reason_without_a_traceback(
-    overrides, name, says, place, deployed, first, caplog, monkeypatch
+    overrides, name, says, place, cache, deployed, first, caplog, monkeypatch
 ):
     from prefect.flow_engine import run_flow
     from prefect.logging.loggers import flow_run_logger
@@ -407,7 +407,7 @@ def test_a_refused_refresh_keeps_the_ref_and_gives_the_reason_without_a_tracebac
         monkeypatch.setattr(logging.getLogger(logger), "handlers", [caplog.handler])
     add_row(place)
     recipe = recipe_of(place, *overrides)
-    given = {"recipe": recipe, "cache": str(place / "cache")}
+    given = {"recipe": recipe, "cache": str(cache)}
     run = deployed.create()
     with pytest.raises(PackhouseError):
         run_flow(refresh, flow_run=run, parameters=given, error_logger=flow_run_logger(run))

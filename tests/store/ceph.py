@@ -23,7 +23,8 @@ ACCESS_KEY = "PACKHOUSETESTS000000"
 SECRET_KEY = "packhouse-tests-only-secret"
 DAEMONS = ("client.gateway", "osd.0", "mgr.a", "mon.a")
 
-# One copy of everything on one disk, no autoscaling, no telemetry: the minimum that serves S3.
+# One copy of everything on one disk, no autoscaling, no telemetry: the minimum that serves S3. The
+# monitor waits 0.02 s instead of 1 s for further changes of its map; making pools changes it often.
 _CONFIG = """
 [global]
 fsid = {fsid}
@@ -36,8 +37,8 @@ pid file = {folder}/run/$name.pid
 log file = {folder}/log/$name.log
 osd pool default size = 1
 osd pool default min size = 1
-osd pool default pg num = 8
-osd pool default pgp num = 8
+osd pool default pg num = 1
+osd pool default pgp num = 1
 osd pool default pg autoscale mode = off
 osd crush chooseleaf type = 0
 mon allow pool size one = true
@@ -45,6 +46,8 @@ mon max pg per osd = 1000
 auth allow insecure global id reclaim = false
 [mon]
 mon data = {folder}/mon
+paxos propose interval = 0.02
+paxos min wait = 0.01
 mon data avail warn = 1
 mon data avail crit = 1
 [mgr]
@@ -54,7 +57,9 @@ osd data = {folder}/osd
 osd objectstore = bluestore
 bluestore block create = true
 bluestore block size = 4294967296
+bluestore fsck on mkfs = false
 osd memory target = 939524096
+osd mclock skip benchmark = true
 [client.gateway]
 rgw data = {folder}/gateway
 """
@@ -138,27 +143,10 @@ def _start_disk(folder: Path) -> None:
 
 
 def _stop(folder: Path) -> None:
-    """Stop the daemons by the process IDs that they wrote to our folder."""
+    """Kill the daemons by the process IDs that they wrote to our folder; nobody needs the data."""
     for name in DAEMONS:
-        try:
-            pid = int((folder / "run" / f"{name}.pid").read_text())
-            os.kill(pid, signal.SIGTERM)
-        except (FileNotFoundError, ValueError, ProcessLookupError):
-            continue
-        deadline = time.monotonic() + 20
-        while _is_alive(pid):
-            if time.monotonic() > deadline:
-                os.kill(pid, signal.SIGKILL)
-                break
-            time.sleep(0.1)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
+        with contextlib.suppress(FileNotFoundError, ValueError, ProcessLookupError):
+            os.kill(int((folder / "run" / f"{name}.pid").read_text()), signal.SIGKILL)
 
 
 def _accepts(port: int) -> bool:

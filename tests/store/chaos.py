@@ -18,6 +18,7 @@ from typing import Any
 from packhouse.store import load_ref, open_store, open_version, verify_version
 from packhouse.store.gc import collect_garbage
 from packhouse.store.manifest import Manifest
+from tests.forked import forks_of
 from tests.store import victim
 from tests.store.versions import list_versions
 
@@ -39,7 +40,7 @@ def readers(environment: dict[str, str], root: str, folder: Path, number: int) -
 
 
 def spawn(target: Any, *args: Any) -> Any:
-    process = victim.PROCESSES.Process(target=target, args=args, daemon=True)
+    process = forks_of("tests.store.victim").Process(target=target, args=args, daemon=True)
     process.start()
     return process
 
@@ -94,7 +95,7 @@ def race(
 
 def linger_s(environment: dict[str, str]) -> float:
     """Longest wait of publishers before a commit; S3's clock has a resolution of one second."""
-    return 3.0 if environment else 0.3
+    return 2.0 if environment else 0.3
 
 
 def kill_at_random(
@@ -128,7 +129,7 @@ def kill_at_random(
 
 def start_ready(environment: dict[str, str], root: str, folder: Path, vids: list[str]) -> Any:
     """A publisher that has opened its store, so that a kill meets it at work."""
-    ready = victim.PROCESSES.Event()
+    ready = forks_of("tests.store.victim").Event()
     plan = (environment, root, str(folder), vids, "latest", ready)
     publisher = spawn(victim.publish_many, *plan)
     ready.wait(60)

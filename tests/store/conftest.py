@@ -1,11 +1,13 @@
 """Stores of every kind: a folder, an S3 server (Ceph's gateway, else moto), gs and az."""
 
+import functools
 import os
 import subprocess
 import sys
 import uuid
 
 import pytest
+from botocore import loaders
 
 from packhouse.store import open_store
 from tests.e2e.services import wait_until
@@ -29,6 +31,14 @@ def s3_environment(endpoint: str, access_key: str, secret_key: str) -> dict[str,
         "AWS_CONFIG_FILE": os.devnull,
         "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
     }
+
+
+@pytest.fixture(scope="session", autouse=True)
+def models_of_botocore_are_read_once():
+    """Each new client reads them again, which takes 0.4 s."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loaders, "create_loader", functools.lru_cache(loaders.create_loader))
+        yield
 
 
 @pytest.fixture(scope="session")

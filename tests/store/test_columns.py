@@ -175,7 +175,7 @@ def test_no_damaged_bit_gives_another_answer(publish, content):
         places += range(start, start + 40)
     chosen = random.Random(0)
     refused = 0
-    for at in chosen.sample(places, 24):
+    for at in chosen.sample(places, 10):
         damaged = bytearray(content)
         damaged[at] ^= 1 << chosen.randrange(8)
         place(opened).write_bytes(damaged)
@@ -183,7 +183,7 @@ def test_no_damaged_bit_gives_another_answer(publish, content):
             assert read(opened, "SELECT outcome, num_tokens FROM records").equals(due), at
         except IntegrityError:
             refused += 1
-    assert 6 < refused < 20  # statistics, names of writers and other columns are not read
+    assert 2 < refused < 9  # statistics, names of writers and other columns are not read
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,12 @@ from packhouse.store import load_ref, open_store, open_version, verify_version
 from tests.store import chaos, victim
 from tests.store.versions import list_versions
 
+# A request is the same to all stores, so S3 has only those that leave something there.
+POINTS_ON_S3 = ["after data", "after manifest", "before ref-swap", *victim.S3_POINTS]
+
 
 def points_of(environment):
-    return victim.REQUEST_POINTS + (victim.S3_POINTS if environment else victim.FOLDER_POINTS)
+    return POINTS_ON_S3 if environment else victim.REQUEST_POINTS + victim.FOLDER_POINTS
 
 
 def test_a_publisher_that_dies_anywhere_leaves_nothing_torn_and_can_start_again(place, tmp_path):
@@ -22,8 +25,8 @@ def test_a_publisher_that_dies_anywhere_leaves_nothing_torn_and_can_start_again(
         ref = f"ref{number}" if point.endswith("ref-create") else "latest"
         publish(environment, root, folder, vid, ref=ref, point=point, code=-signal.SIGKILL)
 
-        for manifest in list_versions(store, "tiny"):  # everything that readers can see is complete
-            assert verify_version(open_version(store, "tiny", manifest.version)).problems == ()
+        seen = [manifest for manifest in list_versions(store, "tiny") if manifest.vid == vid]
+        assert_complete(store, seen)
         before = load_ref(store, "tiny", "latest")
 
         publish(environment, root, folder, vid, ref=ref, point="", code=0)
@@ -32,7 +35,14 @@ def test_a_publisher_that_dies_anywhere_leaves_nothing_torn_and_can_start_again(
         after = load_ref(store, "tiny", ref)
         if ref == "latest":
             assert after.seq == before.seq + (before.version != f"{vid}.g0"), point
+    assert_complete(store, list_versions(store, "tiny"))
     assert chaos.reclaim(environment, root)["dead_bytes_left"] == 0
+
+
+def assert_complete(store, manifests):
+    """Everything that readers can see is complete."""
+    for manifest in manifests:
+        assert verify_version(open_version(store, "tiny", manifest.version)).problems == ()
 
 
 def publish(environment, root, folder, vid, *, ref, point, code):
@@ -55,7 +65,7 @@ def test_nothing_acknowledged_is_lost_under_random_kills(place, tmp_path):
     environment, root = place
     folder = tmp_path / "run"
     folder.mkdir()
-    counts = chaos.kill_at_random(environment, root, folder, num_kills=6, seed=7, max_delay_s=0.3)
-    assert counts["kills"] >= 6
+    counts = chaos.kill_at_random(environment, root, folder, num_kills=4, seed=7, max_delay_s=0.3)
+    assert counts["kills"] >= 4
     assert counts["lost"] == 0
     assert counts["verified_reads"] > 0

@@ -11,9 +11,15 @@ from packhouse.store import (
     pull_version,
     verify_version,
 )
+from packhouse.store.store_requests import RetryPolicy
 from tests.store.conftest import checks_digests
 from tests.store.proxy import GET_FAULTS, PUT_FAULTS, FaultyProxy, first_time
 from tests.store.versions import FACTS, list_versions, pack_file
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch):
+    monkeypatch.setattr(RetryPolicy, "delay_s", lambda *_: 0.01)
 
 
 @pytest.mark.parametrize("fault", PUT_FAULTS)

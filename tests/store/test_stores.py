@@ -104,7 +104,7 @@ def test_listing(any_store):
 
 
 def test_examination_passes_stores_with_conditional_writes(any_store):
-    checks = examine(any_store, num_races=3, num_racers=4)
+    checks = examine(any_store, num_races=2, num_racers=3)
     assert [c for c in checks if c.status == "fail"] == []
     assert list(any_store.list("")) == []
 

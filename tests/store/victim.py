@@ -5,7 +5,6 @@ It sends SIGKILL to itself: no cleanup, no exception, as if the machine lost pow
 """
 
 import functools
-import multiprocessing
 import os
 import random
 import signal
@@ -28,9 +27,6 @@ from packhouse.store import (
 from packhouse.store.conditional_writes import require_guarded
 from packhouse.store.gc import collect_garbage
 from tests.store.versions import FACTS, pack_file, pack_table
-
-PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["tests.store.victim"])
 
 # Reading botocore's models would take each child 0.4 s, and importing pandas, as pyarrow does for
 # the first table, 0.6 s, so both happen before the fork.

@@ -1,4 +1,4 @@
-"""The working directory of tests that follow a page: always the same (tests/commands/conftest.py)."""
+"""The working directory of tests of pages, always the same: see tests/commands/conftest.py."""
 
 from tests.commands.conftest import home, one_folder
 

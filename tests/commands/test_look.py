@@ -92,6 +92,9 @@ def test_trace_names_the_answer_and_the_rule(version, call):
     last = max(at for at in trained if at < first)
     found = call("trace", version.uri, "--pack", "0", "--token", str(last))
     assert "trained answer 2 of 2" in found
+    start = call("trace", version.uri, "--pack", "0", "--token", str(trained[0]))
+    assert " trained answer 1 of 2" in start
+    assert "before trained" not in start
     assert "format.train_on: assistant (answers are trained)" in found
     assert "row (0-based)" in found
 

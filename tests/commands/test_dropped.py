@@ -14,6 +14,7 @@ from packhouse.api import prepare
 from packhouse.cli import cli
 from tests.prepared import TOKENIZER, prepare_in
 
+
 @pytest.fixture
 def version(tmp_path):
     rows = [{"instruction": f"Say {n}.", "output": f"It is {n}!"} for n in range(20)]

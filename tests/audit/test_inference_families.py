@@ -19,9 +19,9 @@ from packhouse.render.jinja_sandbox import pinned_date
 from packhouse.tokenize import tokenize_table
 from packhouse.tokenize.encoders import read_pipeline
 from tests.templates.families import (
+    CHOSEN,
     SHAPES,
     answers_of,
-    cases,
     family,
     rendered_by_packhouse,
     snapshot_of,
@@ -37,6 +37,9 @@ to write the header, or nothing shows where its answer begins."""
 
 FAULTY = ["gemma4_v5", "glm4moe", "gptoss", "idefics3", "nemotron_3_nano", "qwen3_8"]
 """Templates whose audit is given faults: stop tokens, headers and thoughts of every kind."""
+
+SOUND = [(name, "joined") for name in CHOSEN] + [(f"{name}.jinja", "alone") for name in FAULTY]
+"""Each template, and those with faults also with one answer in a record."""
 
 pytestmark = pytest.mark.usefixtures("shared")
 
@@ -114,7 +117,7 @@ def audited(name, turns, change=lambda formatted: formatted):
     return audit_inference(sides, snapshot, config, template)
 
 
-@pytest.mark.parametrize(("name", "turns"), cases("joined", "alone"))
+@pytest.mark.parametrize(("name", "turns"), SOUND)
 def test_the_rule_raises_no_false_alarm(name, turns):
     found = audited(name, turns)
     counts = found["counts"]
@@ -149,7 +152,7 @@ def test_a_shifted_span_is_never_right(name):
         assert counts["completions_stopped"] == (0 if by_end else counts["answers_checked"])
 
 
-@pytest.mark.parametrize(("name", "turns"), cases("joined", "alone"))
+@pytest.mark.parametrize(("name", "turns"), SOUND)
 def test_ids_and_masks_alone_raise_no_false_alarm(name, turns):
     findings, totals = audited_as_given(name, turns)
     assert not any(findings.values()), findings

@@ -14,8 +14,6 @@ from packhouse.api import prepare
 from packhouse.cli import cli
 from tests.prepared import TOKENIZER, prepare_in
 
-pytestmark = pytest.mark.usefixtures("own_tokenizers")  # other caches fetch them from the store
-
 
 @pytest.fixture
 def version(tmp_path):
@@ -74,6 +72,7 @@ def test_each_window_of_a_row_has_its_own_text(tmp_path):
     assert raw == [json.dumps({"messages": talk})] * len(windows)
 
 
+@pytest.mark.usefixtures("own_tokenizers")  # the other cache fetches it from the store
 def test_another_machine_reports_that_it_has_no_texts(version, tmp_path):
     done = call(version, tmp_path / "elsewhere")
     assert "rows/rows.jsonl row 20: repeats rows/rows.jsonl row 3" in done.stdout

@@ -20,7 +20,11 @@ from packhouse.addons.init import file_survey as init_survey
 from packhouse.addons.init.file_survey import guess_encoding
 from packhouse.api import open_version
 from packhouse.cli import cli
-from packhouse.tokenize import load_snapshot
+from packhouse.read import scan_source
+from packhouse.read.shard_reader import read_shard
+from packhouse.recipe import load_recipe
+from packhouse.render import make_renderer
+from packhouse.tokenize import load_snapshot, tokenize_table
 from packhouse.tokenize.encoders import load_tokenizer
 from tests.prepared import TOKENIZER
 from tests.sources.test_odd_files import workbook
@@ -489,7 +493,6 @@ class Project:
         dataset = yaml.safe_load(Path("recipe.yaml").read_text())["dataset"]
         version = open_version(f"store/{dataset}")
         assert version.quarantined.num_rows == 0
-        tokenizer = load_tokenizer(load_snapshot(TOKENIZER).backend)
         found = []
         for row in version.train:
             start = 0
@@ -498,12 +501,34 @@ class Project:
                 labels = row["labels"][start : start + size]
                 trained = [label for label in labels if label != -100]
                 prompt = [i for i, label in zip(ids, labels, strict=True) if label == -100]
-                texts = [
-                    tokenizer.decode(part, skip_special_tokens=True) for part in (prompt, trained)
-                ]
-                found.append(Talk(*texts))
+                found.append(Talk(text_of(prompt), text_of(trained)))
                 start += size
         return found
+
+    def read(self) -> list[Talk]:
+        """Read and render the rows of the recipe like `prepare`, and publish nothing."""
+        recipe = load_recipe("recipe.yaml")
+        (source,) = recipe.sources
+        (shard,) = scan_source(source)
+        rows = read_shard(shard, source, recipe.validate_, recipe.split.group_by)
+        snapshot = load_snapshot(TOKENIZER)
+        renderer = make_renderer(recipe.format, snapshot, source.label_names)
+        done = renderer.render(rows.validated)
+        assert rows.quarantined.num_rows == done.quarantined.num_rows == 0
+        found = []
+        for row in tokenize_table(done.formatted, snapshot, recipe.tokenize).tokenized.to_pylist():
+            (span,) = row["trained_ranges"]
+            ids = row["input_ids"]
+            found.append(
+                Talk(text_of(ids[: span["start"]]), text_of(ids[span["start"] : span["end"]]))
+            )
+        return found
+
+
+def text_of(ids: list[int]) -> str:
+    tokenizer = load_tokenizer(load_snapshot(TOKENIZER).backend)
+    text: str = tokenizer.decode(ids, skip_special_tokens=True)
+    return text
 
 
 @pytest.fixture
@@ -531,7 +556,7 @@ def test_init_and_prepare_read_a_file_as_it_was_meant(name, project):
     code, said = project.init(file)
 
     assert code == 0, said
-    check(project.prepare(), *others or [TALKS])
+    check(project.read(), *others or [TALKS])
     assert "trained (green)" in said
 
 
@@ -546,7 +571,7 @@ def test_nothing_is_written_where_rows_can_be_read_in_several_ways(name, project
     assert (code, Path("recipe.yaml").exists()) == (7, False), said
     code, said = project.choose(said, number)
     assert code == 0, said
-    found = project.prepare()
+    found = project.read()
     if "choices" in name:  # the answer is in the question too
         assert sorted(t.answer for t in found) == sorted(t.answer for t in expected)
     else:

@@ -68,7 +68,8 @@ def test_a_recipe_is_looked_at_before_anything_is_prepared(version, call, tmp_pa
 def test_every_token_of_a_pack_is_traced_to_its_row_and_back(version, call):
     pack = version.train[1]
     starts = [sum(pack["seq_lengths"][:n]) for n in range(len(pack["seq_lengths"]))]
-    for number, token in enumerate(starts):
+    last = len(starts) - 1
+    for number, token in ((0, starts[0]), (last, starts[last])):
         place = ("--pack", "1", "--token", str(token + 2))
         found = json.loads(call("trace", version.uri, *place, "--json"))
         assert found["record"] == pack["record_ids"][number]
@@ -91,6 +92,9 @@ def test_trace_names_the_answer_and_the_rule(version, call):
     last = max(at for at in trained if at < first)
     found = call("trace", version.uri, "--pack", "0", "--token", str(last))
     assert "trained answer 2 of 2" in found
+    start = call("trace", version.uri, "--pack", "0", "--token", str(trained[0]))
+    assert " trained answer 1 of 2" in start
+    assert "before trained" not in start
     assert "format.train_on: assistant (answers are trained)" in found
     assert "row (0-based)" in found
 

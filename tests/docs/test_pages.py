@@ -69,13 +69,11 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def here(clone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(clone: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of the folder to work in."""
-    folder = tmp_path / "clone"
-    shutil.copytree(clone, folder)
-    monkeypatch.chdir(folder)
-    monkeypatch.setenv("PACKHOUSE_CACHE", str(folder / ".packhouse"))
-    return folder
+    shutil.copytree(clone, home, dirs_exist_ok=True)
+    monkeypatch.setenv("PACKHOUSE_CACHE", str(home / ".packhouse"))
+    return home
 
 
 @pytest.mark.slow

@@ -63,9 +63,8 @@ def prepare(arguments: str) -> str:
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PACKHOUSE_CACHE", str(tmp_path / "cache"))
+def here(home, monkeypatch):
+    monkeypatch.setenv("PACKHOUSE_CACHE", str(home / "cache"))
     for name in ("AWS_ACCESS_KEY_ID", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
@@ -75,7 +74,7 @@ def here(tmp_path, monkeypatch):
         shutil.copytree(ROOT / "deployments/demo/tokenizer", name)
     Path("base/chat_template.jinja").unlink()
     Path("endless.jinja").write_text(ENDLESS + HEADER)
-    return tmp_path
+    return home
 
 
 @pytest.mark.parametrize(("number", "arguments"), list(enumerate(CASES)))

@@ -51,12 +51,11 @@ def test_the_picture_shows_the_rows_of_the_first_example():
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("page", PAGES)
-def test_a_page_from_top_to_bottom(page, tmp_path, monkeypatch):
+def test_a_page_from_top_to_bottom(page, home, monkeypatch):
     if page == NEEDS_TRL:
         pytest.importorskip("trl")
         pytest.importorskip("accelerate")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PACKHOUSE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PACKHOUSE_CACHE", str(home / "cache"))
     monkeypatch.delenv("COLUMNS", raising=False)  # it breaks long lines
     shutil.copytree(ROOT / "deployments", "deployments")
     if page == "docs/get-started.md":

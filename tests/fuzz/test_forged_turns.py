@@ -16,7 +16,7 @@ from tests.templates.toys import make_table
 from tests.tokenization.controls import control_ids
 
 NUM_CONVERSATIONS = 500
-TOKENIZERS = ["qwen2.5-instruct", "qwen3", "mistral-7b-instruct-v0.3"]
+TOKENIZERS = ["qwen3", "mistral-7b-instruct-v0.3"]
 
 
 def tokenized(conversations, snapshot):

@@ -14,11 +14,11 @@ from packhouse.read.record_boundaries import ArrayFile
 TRAP = '"},{\\" [1], [2'  # ends nothing, because it is inside a string
 ROWS = [
     {"instruction": f"Say }}, {{ {number}", "input": "x" * (number % 3), "output": TRAP}
-    for number in range(40)
+    for number in range(24)
 ]
 TALKS = [
     {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": f"{number}"}]}
-    for number in range(40)
+    for number in range(24)
 ]
 BAD = [
     b'{"instruction": "a", "output": "b", "output": "c"}',
@@ -53,13 +53,13 @@ def read_in_blocks(read_bytes, size, data, name, **config):
     return shards, *tables, source.notes, source.extra_paths, source.extra_fields
 
 
-@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     good=st.sampled_from([ROWS, TALKS]),
-    bad=st.lists(st.tuples(st.integers(0, 40), st.sampled_from(BAD)), max_size=3),
+    bad=st.lists(st.tuples(st.integers(0, 24), st.sampled_from(BAD)), max_size=3),
     name=st.sampled_from(["rows.json", "rows.jsonl"]),
     row_format=st.sampled_from(["auto", "alpaca"]),
-    size=st.sampled_from([1, 100, 700]),
+    size=st.sampled_from([1, 300, 700]),
     shard=st.sampled_from([1500, 2**20]),
 )
 def test_blocks_give_the_same_rows_as_the_whole_shard(

@@ -117,10 +117,9 @@ CHOSEN = [
     f"{name}.jinja"
     for name in (
         *("cohere2", "deepseek_r1_distill", "deepseekv3", "diffusion_gemma", "gemma", "gemma3"),
-        *("gemma4", "gemma4_v5", "glm4moe", "glm4moe_training", "gptoss", "gptoss_training"),
-        *("idefics3", "lfm2", "lfm2_2_5_v2", "llama3", "llama3_2", "llava_next", "muse_glimmer"),
-        *("nemotron_3_nano", "nemotron_3_nano_training", "phi3_5", "qwen2_5", "qwen2_5_vl"),
-        *("qwen3", "qwen3_training", "qwen3_5_nothink", "qwen3_6", "qwen3_8", "smolvlm"),
+        *("gemma4", "gemma4_v5", "glm4moe", "gptoss", "gptoss_training", "idefics3"),
+        *("lfm2_2_5_v2", "llama3_2", "llava_next", "muse_glimmer", "nemotron_3_nano", "phi3_5"),
+        *("qwen2_5", "qwen3", "qwen3_training", "qwen3_6", "qwen3_8", "smolvlm"),
     )
 ]
 """At least one of TRL's 72 templates for each vendor and each path of the rule.
@@ -128,13 +127,18 @@ CHOSEN = [
 The others write the same turns as one of these, with other words in the system turn.
 """
 
+SPLITTING = ("deepseek_r1_distill", "diffusion_gemma", "gemma4", "gemma4_v5", "glm4moe", "gptoss")
+SPLITTING += ("lfm2_2_5_v2", "muse_glimmer", "nemotron_3_nano", "qwen3", "qwen3_6", "qwen3_8")
+"""Templates that write a turn differently when later turns follow."""
+
 
 def cases(*turns: str) -> list[tuple[str, str]]:
-    """Each chosen template with each kind of turns.
-
-    A `_training` template writes the same text with generation blocks: the first kind is enough.
-    """
-    return [(name, kind) for name in CHOSEN for kind in turns[: 1 if "_training" in name else None]]
+    """Each chosen template with the first kind of turns, and those that split rows with each."""
+    return [
+        (name, kind)
+        for name in CHOSEN
+        for kind in turns[: None if name.removesuffix(".jinja") in SPLITTING else 1]
+    ]
 
 
 @cache

@@ -16,6 +16,7 @@ import pytest
 
 pytest.importorskip("trl", reason="TRL is not installed")
 
+from packhouse.addons import renderers
 from packhouse.errors import TemplateError
 from packhouse.recipe import FormatConfig, TokenizeConfig
 from packhouse.render import make_renderer
@@ -27,23 +28,28 @@ from tests.templates.toys import make_table, pieces, refusals
 pytestmark = pytest.mark.usefixtures("shared")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_harmony():
+    """Read the 200,000 tokens of gpt-oss's tokenizer once, not for each renderer (3 s)."""
+    with pytest.MonkeyPatch.context() as patch:
+        made = functools.cache(renderers.Harmony)
+        patch.setattr(renderers, "Harmony", lambda folder: made(folder))
+        yield
+
+
 MOVED = [{"role": "system", "content": "Be kind."}, *SHAPES["chat2"]]
 """Mistral writes the system prompt into the last user turn: history changes with each question."""
 
 
-def test_ids_of_mistral_are_those_of_mistral_common(tmp_path):
-    """With one of Mistral's real vocabularies, which mistral-common ships."""
-    pytest.importorskip("mistral_common")
+def test_ids_of_mistral_are_those_of_mistral_common(tekken):
     from mistral_common.protocol.instruct.request import ChatCompletionRequest
     from mistral_common.protocol.instruct.validator import ValidationMode
     from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
 
-    file = tmp_path / "tekken.json"
-    file.write_bytes((files("mistral_common") / "data" / "tekken_240911.json").read_bytes())
-    snapshot = load_snapshot(tmp_path)
-    renderer = make_renderer(FormatConfig(template="mistral"), snapshot, folder=tmp_path)
+    snapshot = load_snapshot(tekken)
+    renderer = make_renderer(FormatConfig(template="mistral"), snapshot, folder=tekken)
     asked, told = (
-        MistralTokenizer.from_file(str(file), mode=mode)
+        MistralTokenizer.from_file(str(tekken / "tekken.json"), mode=mode)
         for mode in (ValidationMode.test, ValidationMode.finetuning)
     )
     rows = {name: SHAPES[name] for name in ("chat2", "sys", "tools", "parallel", "callast")}
@@ -166,9 +172,7 @@ def parts_of(row: dict[str, Any]) -> list[Messages]:
 @pytest.mark.slow
 @pytest.mark.parametrize("file", ["glaive", "reasoning"])  # with calls, and with reasoning
 def test_harmony_writes_real_rows_as_its_library_does(file, gptoss, vocabulary, real_table):
-    from packhouse.addons.renderers import Harmony
-
-    harmony = Harmony(vocabulary / "tokenizer")
+    harmony = renderers.Harmony(vocabulary / "tokenizer")
     library, encoding = harmony._library, harmony._encoding
     table = real_table(file, 8)  # the library takes 0.1 s for all prompts of a row
     config = FormatConfig(template="harmony", turns="alone")
@@ -218,14 +222,18 @@ def test_mistral_needs_tekken_json(shared):
 
 @pytest.fixture(scope="module")
 def tekken(tmp_path_factory):
-    common = pytest.importorskip("mistral_common", reason="mistral-common is not installed")
-    from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
+    """A folder with one of Mistral's vocabularies, cut to its first 20,000 tokens.
 
+    All of it is read in tests/tokenization/test_loading.py.
+    """
+    common = pytest.importorskip("mistral_common", reason="mistral-common is not installed")
+    whole = Path(common.__path__[0]) / "data" / "tekken_240911.json"
+    vocabulary = json.loads(whole.read_bytes())
+    vocabulary["vocab"] = vocabulary["vocab"][:20_000]
+    vocabulary["config"] |= {"num_vocab_tokens": 20_000, "default_vocab_size": 21_000}
     folder = tmp_path_factory.mktemp("tekken")
-    (folder / "tekken.json").symlink_to(Path(common.__path__[0]) / "data" / "tekken_240718.json")
-    with pytest.MonkeyPatch.context() as patch:  # reading a file takes 2 s, for each of two modes
-        patch.setattr(MistralTokenizer, "from_file", functools.cache(MistralTokenizer.from_file))
-        yield folder
+    (folder / "tekken.json").write_text(json.dumps(vocabulary))
+    return folder
 
 
 def test_a_folder_with_tekken_names_the_renderer_for_it(tekken):

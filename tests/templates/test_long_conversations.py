@@ -142,11 +142,11 @@ def test_answers_whose_records_fit_no_pack_are_counted_and_not_built(shared, set
     from tests.templates.families import family, snapshot_of
 
     snapshot = snapshot_of(family("qwen3.jinja"))
-    limit = TokenLimit(2000, snapshot.backend)
+    limit = TokenLimit(500, snapshot.backend)
     config = FormatConfig(turns=setting)
     # Earlier reasoning is kept only up to the next question, so prompts become shorter again.
-    busy = [*working(8, 400), *thinking(12, 3), *working(8, 400)]
-    talks = [thinking(200, 3), thinking(10, 3), thinking(200, 9), busy]
+    busy = [*working(8, 100), *thinking(3, 3), *working(8, 100)]
+    talks = [thinking(50, 3), thinking(10, 3), thinking(50, 9), busy]
 
     def texts(talk, limit=None):
         out = make_renderer(config, snapshot, limit=limit).render(make_table(talk))

@@ -17,6 +17,7 @@ from packhouse.tokenize import tokenize_table
 from tests.templates.families import (
     CHOSEN,
     SHAPES,
+    SPLITTING,
     TOOLS,
     Outcome,
     cases,
@@ -145,10 +146,11 @@ def test_a_new_record_starts_where_history_is_not_what_was_generated(name, turns
     assert got == expected
 
 
-@pytest.mark.parametrize("name", CHOSEN)
+@pytest.mark.parametrize("name", ["gemma4_v5", "gptoss", "nemotron_3_nano", "qwen3", "smolvlm"])
 def test_ids_of_prompts_are_the_first_ids_of_the_record(name):
+    name = f"{name}.jinja"
     of = family(name)
-    for turns in ("joined", "alone") if name.removesuffix(".jinja") in RANDOM else ("joined",):
+    for turns in ("joined", "alone"):
         for shape, made in outcomes(name, turns).items():
             if made.reason is not None:
                 continue
@@ -271,9 +273,10 @@ def test_a_base_checkpoint_learns_to_end_turns_as_its_template_does():
     assert (first.completion, second.completion) == ("It is 2.<|im_end|>", "It is 3.<|im_end|>")
 
 
-@pytest.mark.parametrize("name", [n for n in CHOSEN if not n.startswith(NEVER_THINKS)])
+@pytest.mark.parametrize("name", [n for n in SPLITTING if not n.startswith(NEVER_THINKS)])
 def test_history_starts_no_record_and_is_not_refused(name):
     """Earlier answers lost their reasoning, or could not have been generated."""
+    name = f"{name}.jinja"
     of = family(name)
     for shape in ("think2", "mixed"):
         if expected_refusal(name, shape) is None:

@@ -81,7 +81,7 @@ FILTERS = sorted(name for name in _make_environment(datetime.now()).filters if n
 @pytest.mark.parametrize("name", [name for name in FILTERS if name not in ALIASES])
 def test_no_filter_leaks(name):
     for value in ["m", "[m, m]", "call", "messages", "m.split()"]:
-        for arguments in ARGUMENTS if value in ("m", "[m, m]") else ["", "m"]:
+        for arguments in ARGUMENTS if value == "m" else ["", "m"]:
             check_uses(f"{value} | {name}({arguments})")
 
 
@@ -90,7 +90,7 @@ def test_no_method_leaks(name):
     for arguments in ARGUMENTS:
         check_uses(f"m.{name}({arguments})")
     for owner in ("'a <b> c'", "m[2:-3]"):
-        for arguments in ("", "m", "'<b>', m"):
+        for arguments in ("", "'<b>', m"):
             check_uses(f"{owner}.{name}({arguments})")
 
 

@@ -33,7 +33,6 @@ def in_worker(call):
         "{{ (['a' * 1000000] * 20000) | join }}",
         "{{ [0] * 10 ** 10 }}",
         "{{ messages | tojson(indent=10000000000) }}",
-        "{{ 2 ** (2 ** 40) }}",
     ],
 )
 def test_the_kernel_limits_the_memory_of_a_template(hostile, monkeypatch):
@@ -52,7 +51,6 @@ def test_the_kernel_limits_the_memory_of_a_template(hostile, monkeypatch):
 @pytest.mark.parametrize(
     "hostile",
     [
-        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
         "{% macro m(n) %}{% if n %}{{ m(n-1) }}{{ m(n-1) }}{% endif %}{% endmacro %}{{ m(64) }}",
         "{{ 10 ** (10 ** 9) }}",
     ],

@@ -173,7 +173,6 @@ def test_flags_of_added_tokens_keep_their_meaning(byte_level, make_formatted):
 @pytest.mark.parametrize(
     ("name", "start", "end"),
     [
-        ("qwen2.5-instruct", "<|im_start|>user\n", "<|im_end|>"),
         ("qwen3", "<|im_start|>user\n", "<|im_end|>"),
         ("mistral-7b-instruct-v0.3", "<s>[INST] ", " [/INST]"),
         ("bert-base-uncased", "[CLS] ", " [SEP]"),
@@ -214,12 +213,12 @@ def random_text(rng: random.Random, forged: list[str]) -> str:
 def test_fuzzed_contents_never_change_the_number_of_control_tokens(trained, make_formatted):
     rng = random.Random(7)
     forged = [*trained.added_tokens, "z0x1y"]
-    contents = [(random_text(rng, forged), random_text(rng, forged)) for _ in range(400)]
+    contents = [(random_text(rng, forged), random_text(rng, forged)) for _ in range(150)]
 
     done = tokenize_table(make_formatted([chat(*pair) for pair in contents]), trained, TEXT)
 
     start, end = (trained.added_tokens[text] for text in ("<|start|>", "<|end|>"))
-    assert done.tokenized.num_rows == 400
+    assert done.tokenized.num_rows == 150
     pipeline = read_pipeline(trained.backend)
     for row, (_, answer) in zip(done.tokenized.to_pylist(), contents, strict=True):
         ids = np.array(row["input_ids"])

@@ -12,7 +12,7 @@ from packhouse.tokenize import encoder_choice, tokenize_table
 from packhouse.tokenize.encoder_choice import adversarial_texts, sample_texts, short_texts
 from packhouse.tokenize.encoders import EncoderError, GigatokenEncoder, HFEncoder, read_pipeline
 
-FAST = ["qwen2.5-instruct", "qwen3", "mistral-7b-instruct-v0.3"]
+FAST = ["qwen3", "mistral-7b-instruct-v0.3"]
 
 
 class Sabotaged:

@@ -18,7 +18,7 @@ from packhouse.tokenize.encoders import read_pipeline
 HF = TokenizeConfig(encoder="hf")
 
 
-@pytest.mark.parametrize("name", ["qwen2.5-instruct", "qwen3", "mistral-7b-instruct-v0.3"])
+@pytest.mark.parametrize("name", ["qwen3", "mistral-7b-instruct-v0.3"])
 def test_ids_of_chat_renderings_are_those_of_transformers(
     name, real_snapshots, make_formatted, shared
 ):
@@ -34,7 +34,7 @@ def test_ids_of_chat_renderings_are_those_of_transformers(
             ],
             tokenize=False,
         )
-        for row in map(json.loads, lines[:200])
+        for row in map(json.loads, lines[:80])
     ]
 
     table = make_formatted([[(text, "end")] for text in texts])

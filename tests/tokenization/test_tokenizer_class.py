@@ -58,7 +58,7 @@ def prepared(tmp_path, folder, *overrides):
     return version, [index for row in version.train for index in row["input_ids"]]
 
 
-def test_a_wrong_class_is_refused_by_its_ids(shared, tmp_path):
+def test_a_wrong_class_is_refused_by_its_ids(shared, real_snapshots, tmp_path):
     """GPT-2's class reads runs of white space, digits and other letters differently from Qwen's."""
     name = "qwen3"
     folder = under_class(shared / "tokenizers" / name, tmp_path / "wrong", "GPT2Tokenizer")
@@ -75,7 +75,7 @@ def test_a_wrong_class_is_refused_by_its_ids(shared, tmp_path):
         Tokenizer.from_str(each.backend).encode(text, add_special_tokens=False).ids
         for each in (by_file, by_class)
     )
-    right = load_snapshot(shared / "tokenizers" / name)
+    right = real_snapshots(name)
     reference = Tokenizer.from_str(right.backend).encode(text, add_special_tokens=False).ids
     assert file_ids == reference != class_ids
     assert (by_file.pipeline, by_class.pipeline) == ("file", "class")

@@ -44,9 +44,6 @@ if TYPE_CHECKING:
 
 VIEWS = ("records", "packs", "contents", "quarantine", "dropped", "ledger", "audit", "versions")
 
-_SERVES = {"heads": "records", "tokens": "records", "left_out": "dropped"}
-"""Other views of views.sql, and the view that reads them."""
-
 _ON_REQUEST = {
     *("text", "input_ids", "trained", "loss_weights"),
     *("record_ids", "seq_lengths", "raw"),
@@ -281,26 +278,15 @@ class Views:
             rows = question.facts.get(name, [])
             facts = pa.Table.from_pylist(rows, pa.schema([*kinds.items()]))
             database.register(f"facts_{name}", facts)
-        # Creating all views takes 0.1 s. A user's query gets all, as DuckDB suggests their names.
-        words = _words(question.query) if question.is_ours and question.query else {*VIEWS}
-        self.views = [view for view in VIEWS if view in words]
-        sql = re.split(
-            r"^(?=CREATE )", Path(__file__).with_name("views.sql").read_text(), flags=re.M
-        )
-        database.execute("".join(filter(self._is_needed, sql)))
+        database.execute(Path(__file__).with_name("views.sql").read_text())
         self._show(_ON_REQUEST)
         # The query is untrusted: it must not read Python variables as tables or change settings.
         database.execute("SET python_enable_replacements = false")
         database.execute("SET lock_configuration = true")
 
-    def _is_needed(self, statement: str) -> bool:
-        """Return False for the view of a query that is not asked."""
-        view = re.match(r"CREATE VIEW \w+\.(\w+)", statement)
-        return view is None or _SERVES.get(view[1], view[1]) in self.views
-
     def _show(self, left_out: Collection[str]) -> None:
         """Create the views that queries see, omitting columns that `*` must not read."""
-        for view in self.views:
+        for view in VIEWS:
             shown = [name for name in self._columns(view) if name not in left_out]
             of = "whole" if view != "records" or _ON_REQUEST & {*shown} else "files"
             select = f"SELECT {', '.join(shown)} FROM {of}.{view}"

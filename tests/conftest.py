@@ -18,17 +18,10 @@ settings.register_profile("random", deadline=None, suppress_health_check=[Health
 settings.register_profile("packhouse", settings.get_profile("random"), derandomize=True)
 settings.load_profile("packhouse")
 
-
 # Prefect 3.8.8: once a process has run a flow, its forks exit with code 1, because Prefect's
 # handlers for the end of threads fail there. Some tests fork, or use a DataLoader's workers. The
-# list of handlers is private to `threading`; no public function empties it. Those of
-# concurrent.futures stay: without them, a process waits for its threads until it is killed.
-def _forget_handlers() -> None:
-    handlers = threading._threading_atexits  # type: ignore[attr-defined]
-    handlers[:] = [each for each in handlers if each.func.__module__.startswith("concurrent.")]
-
-
-os.register_at_fork(after_in_child=_forget_handlers)
+# list of handlers is private to `threading`; no public function empties it.
+os.register_at_fork(after_in_child=threading._threading_atexits.clear)  # type: ignore[attr-defined]
 
 
 # In a process that has imported the tests and libraries of all files, a full collection takes 1 to

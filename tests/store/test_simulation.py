@@ -1,4 +1,4 @@
-"""The protocol under 2,000 schedules, and proof that the simulation notices mistakes.
+"""The protocol under 5,000 schedules, and proof that the simulation notices mistakes.
 
 PACKHOUSE_SCHEDULES and PACKHOUSE_SEED select other schedules. A violation names its seed;
 `python -m tests.store.soak --seed N --schedules 1` repeats it. `make soak` runs 100,000
@@ -15,7 +15,7 @@ import pytest
 from tests.store.mutants import MUTANTS, mutated
 from tests.store.simulation import Violation, simulate
 
-SCHEDULES = int(os.environ.get("PACKHOUSE_SCHEDULES", "2000"))
+SCHEDULES = int(os.environ.get("PACKHOUSE_SCHEDULES", "5000"))
 SEED = int(os.environ.get("PACKHOUSE_SEED", "0"))
 
 

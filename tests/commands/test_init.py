@@ -383,6 +383,8 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
     "an empty line": ("a.jsonl", b"\n", "(it is empty). Pass a file with rows"),
     "line breaks between rows as two characters": ("a.jsonl",
         lines(named("question", "answer")).replace(b"\n", b"\\n"), "is followed by \\n{"),
+    "keys that occur twice": ("a.jsonl", b'{"prompt": "a", "prompt": "b"}\n' * 9,
+        "the key 'prompt' occurs twice"),
     "raw line breaks in texts": ("a.jsonl",
         b"".join(lines([{"prompt": t[0] + "#", "completion": t[1]}]) for t in TALKS).replace(
             b"#", b"\n"), "its texts contain raw line breaks"),

@@ -253,8 +253,9 @@ def _fault_after_an_object(file: SourceFile) -> str | None:
             except orjson.JSONDecodeError:
                 what = "its texts contain raw line breaks, which JSON does not allow. Replace them"
                 return f"{what} with \\n."
-            after = for_terminal(text[end : end + 10].strip())
-            return f"its first row is followed by {after} on the same line. Write one row per line."
+            if after := for_terminal(text[end:].partition("\n")[0].strip()[:10]):
+                what = f"its first row is followed by {after} on the same line"
+                return f"{what}. Write one row per line."
     return None
 
 

@@ -89,13 +89,16 @@ def no_cache_in_the_real_home(tmp_path_factory):
 
 @pytest.fixture(scope="session", autouse=True)
 def one_folder_of_tokenizers(tmp_path_factory):
-    """Share loaded tokenizers between all caches of this process; loading takes 1 s or more.
+    """Share loaded tokenizers between the caches of all tests; loading takes 1 s or more.
 
-    Other processes, and tests that name a folder of tokenizers, have their own.
+    Processes that tests start, and tests that name a folder of tokenizers, have their own.
     """
     from packhouse.run.step_cache import Workspace
 
-    folder = tmp_path_factory.mktemp("tokenizers")
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent  # the base folders of all workers are in one
+    folder /= "tokenizers"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Workspace, "tokenizers", property(lambda _: folder))
         yield

@@ -77,6 +77,8 @@ class PackhouseError(Exception):
         self.facts = facts
 
     def __getattr__(self, name: str) -> Any:
+        # Not `self.facts`: copy and pickle ask for attributes of an object whose `__init__` has not
+        # run, and that would ask again.
         facts = self.__dict__.get("facts", {})
         if name in facts:
             return facts[name]

@@ -10,6 +10,8 @@ from typing import Any
 
 from packhouse.errors import ConfigError
 
+# A table instead of entry points or a scan of folders: it also works in a checkout that is not
+# installed, and a search for a name finds it.
 _COMMANDS = {
     "init": ("addons.init.command", "Detect the format of your data and write a recipe for it."),
     "plan": ("addons.plan", "Estimate the rows, tokens and packs of a recipe without running it."),

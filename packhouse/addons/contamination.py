@@ -48,6 +48,7 @@ MATCHES = pa.schema(
     ]
 )
 
+# Benchmarks often have questions without answers.
 _LENIENT = ValidateConfig(allow_ends_on_user=True)
 
 
@@ -235,6 +236,7 @@ class _Texts:
         starts = np.arange(num_runs)
         # The running count of unknown words is equal at both ends of a run of known words.
         starts = starts[(starts + ngram <= ends) & (unknown[ngram:] == unknown[:num_runs])]
+        # From 1, because `run_hashes` gives the same hash with and without a leading 0.
         return run_hashes((ids + 1).astype(np.uint64), starts, ngram), starts
 
 

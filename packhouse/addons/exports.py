@@ -572,6 +572,7 @@ def to_records(batch: pa.RecordBatch) -> pa.RecordBatch:
         flat_list(batch[name])[0] for name in ("input_ids", "labels", "seq_lengths")
     )
     offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    # Over a whole pack, this mask would let its records see each other.
     ones = pa.array(np.ones(len(ids), dtype=np.int8))
     columns = {
         "input_ids": list_array(pa.array(ids), offsets, pa.int32()),

@@ -102,6 +102,8 @@ def mirror_to_hub(opened: OpenVersion, uri: str) -> str:
             message = f"{opened.dataset} {opened.version}"
             commit = partial(api.create_commit, repo_type="dataset", commit_message=message)
             try:
+                # `parent_commit`, because another copy in between would leave data files of both
+                # versions.
                 committed = commit(repo, [*added, *deleted], parent_commit=info.sha)
             except HfHubHTTPError as error:
                 # 409 and 412: `parent_commit` is no longer the latest commit.

@@ -89,6 +89,7 @@ def _pairs_of_band(values: Uint32s, has_any: Bools) -> Int64s:
     keys = np.zeros(len(values), np.uint64)
     for column in values.T:
         keys = (keys ^ (keys >> np.uint64(29))) * FACTOR + column.astype(np.uint64)
+    # Stable, so that the rows with which a long run is compared are its first ones everywhere.
     order = np.argsort(keys, kind="stable")
     order = order[has_any[order]]  # rows without shingles match nothing
     same = keys[order][1:] == keys[order][:-1]

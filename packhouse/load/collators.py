@@ -296,6 +296,7 @@ class ClassificationCollator(PaddedCollator):
                     row=number,
                 )
             value = np.asarray(label)
+            # `int` would make class 1 of a label of 1.7.
             if value.ndim or value.dtype.kind not in "iub":
                 raise ContractError(
                     f"row {number} has a label of type {type(label).__name__}. Convert class "

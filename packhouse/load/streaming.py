@@ -409,6 +409,7 @@ class Reader:
             group = _Group(file=file, first=int(starts[slot]), rows=rows)
             self._groups[lane] = group
             in_use = {each.file for each in self._groups.values()}
+            # Close the others: a version may have more files than a process may open.
             self._files = {n: each for n, each in self._files.items() if n in in_use}
         return group.rows[within - group.first]
 

@@ -28,6 +28,8 @@ from packhouse.records.arrays import Bools, Int64s
 # no gain.
 _TRIPLE_TRIES = 4
 
+# A single bitmap of lengths up to 131,072 has 16 KB, and each step would touch all of it. With
+# chunks, plans over evenly spread lengths take half the time.
 _CHUNK_BITS = 2048  # in most datasets, most lengths are in the first chunk
 
 
@@ -77,6 +79,7 @@ def exact_completion(counts: Int64s, seq_len: int) -> Patterns:
         space, repeats = seq_len, 1
         while length := shelf.longest(space):
             # Always start with the longest: it would be hardest to place later.
+            # Completing empty packs exactly took 588 more packs on uniform lengths.
             chosen = _choose(shelf, space, length) if pattern else {length: 1}
             for each, times in chosen.items():
                 pattern[each] = pattern.get(each, 0) + times
@@ -203,6 +206,8 @@ class _Shelf:
     def triple(self, total: int) -> tuple[int, int, int] | None:
         """Return three remaining lengths of about equal size that sum to `total`."""
         longest_first = total - 2 * self.shortest()
+        # From a third of the total on: trying the longest first left 176 packs over the lower bound
+        # at 5.2 million rows, instead of 16.
         first = -(-total // 3) - 1
         for _ in range(_TRIPLE_TRIES):
             first = self.shortest(first + 1)
@@ -225,6 +230,7 @@ def _choose(shelf: _Shelf, space: int, longest: int) -> dict[int, int]:
     shortest = shelf.shortest()
     if not deficit or shortest == longest:
         return {longest: min(shelf.counts[longest], space // longest)}
+    # Three places stay free for `pair` or `triple`, which can fill them exactly.
     num_short = max(3, -(-deficit // (longest - shortest)))
     if num > num_short:
         return {longest: min(shelf.counts[longest], num - num_short)}
@@ -256,6 +262,7 @@ def best_fit_decreasing(counts: Int64s, seq_len: int) -> Patterns:
             filled = min(size, left // times)
             groups.add(space - times * length, filled, (length, times, content))
             if content is not None and filled < size:
+                # Both parts of the group share `content`, so that dividing it copies nothing.
                 groups.add(space, size - filled, content)
             left -= filled * times
     return groups.patterns()

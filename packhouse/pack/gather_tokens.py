@@ -180,6 +180,7 @@ def _gather_batch(
         pa.py_buffer(name_offsets),
         _join(records.names, chunk, name_begin, name_end),
     )
+    # Only a row of one record has a class; several records of a pack may have different ones.
     labels = pa.nulls(last - first, pa.int64())
     if plan.strategy == "none":
         labels = one_chunk(records.labels.take(pa.array(row)))
@@ -210,6 +211,7 @@ def _join(
     """Join the slices [begin, end) of the views' chunks."""
     # On Alpaca (mean 104 tokens) this takes 1.8 ns per token, against 2.5 for `np.take` with an
     # index per token and 4.9 for `np.concatenate` of slices.
+    # Arrow's `take` on lists takes 9 to 13.
     places = zip(chunk.tolist(), begin.tolist(), end.tolist(), strict=True)
     blocks = iter(lambda: [views[k][i:j] for k, i, j in islice(places, _BLOCK_VIEWS)], [])
     return pa.py_buffer(b"".join(map(b"".join, blocks)))
@@ -330,6 +332,7 @@ def length_histogram(lengths: Int32s) -> list[tuple[int, int]]:
         [(5, 1), (10, 2), (112, 1)]
     """
     counts: Counter[int] = Counter()
+    # Not `np.bincount`: `concat` also takes books, and one of 30 million tokens would need 240 MB.
     for length, count in zip(*np.unique(lengths, return_counts=True), strict=True):
         counts[length_class(int(length))[1]] += int(count)
     return sorted(counts.items())

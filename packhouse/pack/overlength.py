@@ -19,6 +19,7 @@ from packhouse.records.arrays import Bools, Bytes, Int32s, Int64s, read_ranges
 # Reason codes of `Admitted.reasons` by number. `duplicate` and `near_duplicate` come from
 # `packhouse.pack.dedup`, `sampled_out` from `packhouse.run.steps.pack`, and `contaminated` from
 # the search for benchmarks.
+# `contaminated` stays last: without benchmarks, the pack step writes only the names before it.
 REASONS = (
     "kept",
     "over_seq_len",

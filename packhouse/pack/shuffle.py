@@ -86,6 +86,8 @@ def permutation(num: int, seed: int) -> Int64s:
 
 
 def _round_keys(seed: int) -> tuple[np.uint32, np.uint32]:
+    # Mixed first: with the seed itself as key, seeds 0 and 1 would give one order in which only 2k
+    # and 2k + 1 are exchanged.
     mixed = splitmix64(seed & _MASK)
     return np.uint32(mixed >> 32), np.uint32(mixed & 0xFFFFFFFF)
 

@@ -138,7 +138,9 @@ def _connected(edges: Int64s, num_nodes: int) -> Int64s:
         lower = ends.min(axis=1)
         if (ends == lower[:, None]).all():
             return least
+        # A node may have several edges: an assignment would keep the last value, not the lowest.
         np.minimum.at(least, ends.ravel(), np.repeat(lower, 2))
+        # Without this, a chain of n records would take n rounds.
         while (least[least] != least).any():
             least = least[least]
 
@@ -169,6 +171,8 @@ class LeakCheck:
 
     def add_eval(self, keys: Keys) -> None:
         """Add keys (20 hex digits each) of the eval side."""
+        # As 10 bytes each: with whole columns of strings, the step took 2.0 GB for 5.2 million
+        # records, not 0.5.
         self._chunks.append(key_bytes(keys))
 
     @cached_property

@@ -262,6 +262,7 @@ def _parse_yaml(text: str, where: str) -> Any:
         node = loader.get_single_node()
         if node is None:
             return None
+        # Before the values are built: a few lines of nested aliases can stand for gigabytes.
         if (size := _written_out(node, {})) > MAX_RECIPE_CHARS:
             raise ConfigError(
                 f"{where}: expands to {size:,} characters because of its aliases (`*name`); the "

@@ -264,6 +264,7 @@ def _limit(name: str) -> float | None:
     text = os.environ.get(name)
     if not text:
         return None
+    # Not `float`, which accepts `nan` and `inf`; no size is over a limit of `nan`.
     if not text.replace(".", "", 1).isdecimal():
         raise ConfigError(f"{name} is '{text}'. Set it to a number, 0 or more.")
     return float(text)
@@ -381,6 +382,7 @@ def cache_room(cache: Path, found: Sequence[Cached] | None = None) -> CacheRoom:
     return CacheRoom(
         num_bytes=size,
         held_bytes=sum(each.num_bytes for each in found if each.is_held),
+        # Of both together, so that the limit does not sink while the cache grows.
         max_bytes=(size + free.bytes) // 2 if limit is None else limit,
         free_bytes=free.bytes,
         free_inodes=free.inodes,
@@ -450,6 +452,7 @@ def remove_steps(cache: Path, chosen: Sequence[Cached]) -> int:
                         # Rename first: no reader ever sees a half-deleted step.
                         (cache / "steps" / each.step / each.key).rename(gone)
                         moved.append((gone, each.num_bytes))
+    # Outside of the lock, which other runs need to pin their steps.
     for gone, _ in moved:
         shutil.rmtree(gone, ignore_errors=True)
     return sum(num_bytes for _, num_bytes in moved)

@@ -330,7 +330,9 @@ def prepare(
 
         validated = steps.do(plan.validate)
         steps.check_rows()
+        # After the last shard: a field is reported by its share of all rows of its source.
         check_all_text_is_read(recipe, plan.validate, validated)
+        # Without this, the peak of both processes is 690 MB at 520,020 rows, not 620.
         # The worker needs some of it for tokenizers now.
         return_freed_memory()
 

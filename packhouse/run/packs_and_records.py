@@ -122,6 +122,8 @@ def _shards_of(index: ShardIndex, records: Int64s) -> tuple[list[pa.Table], Int6
     numbers, firsts = np.unique(shard_of, return_index=True)
     tables, local, base = [], [], 0
     for number, rows in zip(numbers.tolist(), np.split(wanted, firsts[1:]), strict=True):
+        # Opening a shard takes 0.1 ms, and every file opens nearly all of them: 80 core-hours at 10
+        # TB with shards of 256 MiB.
         table = index.shard(number).drop_columns(_NOT_PACKED)
         rows = rows - index.bounds[number]
         # Copying pays only for few rows: with 2 in place of 16, gathering 520,020 rows took 1.8 s
@@ -264,6 +266,8 @@ class _Places:
         cut_row, token = (self.cuts[low:high] >> 32) - start, self.cuts[low:high] & (2**32 - 1)
         at = np.searchsorted(row << 32 | ranges.starts, cut_row << 32 | token, "right") - 1
         is_trained = (at >= 0) & (row[at] == cut_row) & (token < ends[at]) if len(row) else at >= 0
+        # A record may be cut several times: `num_trained[cut_row] -= 1` would count one cut per
+        # record.
         np.subtract.at(num_trained, cut_row[is_trained], 1)
         np.subtract.at(total, cut_row[is_trained], weights[at[is_trained]])
         return [

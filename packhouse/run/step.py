@@ -71,6 +71,8 @@ F = TypeVar("F")
 G = TypeVar("G")
 
 
+# An object that holds functions instead of a subclass: functions and dataclasses pickle by name, a
+# subclass would need a registry in each process.
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Step(Generic[P, F]):
     """One step of the chain. Each is defined in its own file in `packhouse.run.steps`."""
@@ -151,6 +153,7 @@ class Step(Generic[P, F]):
         return written
 
 
+# A `TypeAdapter` compiles a validator, and the receipts of a step are read once per shard.
 @cache
 def _adapter(facts: Any) -> TypeAdapter[Any]:
     return TypeAdapter(facts)
@@ -228,6 +231,7 @@ def execute(job: AnyJob, recipe: Recipe, workspace: Workspace) -> AnyReceipt:
         Interrupted: a signal arrived before the job began.
     """
     check_interrupted()
+    # Here, because every engine runs its jobs through this function, in whatever process.
     keep_freed_memory()
     step, work = job.step, JobContext(job=job, recipe=recipe, workspace=workspace)
 
@@ -385,12 +389,15 @@ class LocalRunner:
         with step_progress(step, len(jobs)):
             if self.workers == 1 or (len(groups) == 1 and self._pool is None):
                 for job in jobs:
+                    # One after another: two threads took 18 to 20 s instead of 22, but 250 MB more.
                     done.append(execute(job, self.recipe, self.workspace))
                     job_done(len(done))
                 return done
             for _ in range(1 + _MOST_RESTARTS):
                 try:
                     return self._run_in_pool(groups)
+                # An executor cannot replace a killed process. The next pool finds what was finished
+                # in the cache.
                 except BrokenProcessPool:
                     self.close()
         raise TransientError(

@@ -168,6 +168,8 @@ class StepStore:
             (work / "receipt.json").write_bytes(data)
             folder = self.root / step / key
             folder.parent.mkdir(parents=True, exist_ok=True)
+            # Between the deletion of a damaged folder and the next rename, another process may
+            # finish the step.
             for _ in range(3):
                 try:
                     work.rename(folder)
@@ -225,6 +227,8 @@ def parse_receipt(
     """
     try:
         raw = json.loads(data)
+        # The digest also covers the facts, which no file's sha256 does: a changed count in a
+        # receipt would be published in the manifest.
         if raw.pop("digest") != digest(raw) or (raw["step"], raw["key"]) != (step, key):
             raise ValueError("it was changed or belongs to another step")
         files = _FILES.validate_json(canonical_json(raw["files"]), strict=True)
@@ -276,6 +280,8 @@ def has_ended(path: Path) -> bool:
     """Return True if the process that locked a file is gone, False if it runs or may run."""
     try:
         with path.open("r+") as file:
+            # A lock instead of an age: by age, a worker whose clock was a day ahead deleted the
+            # live work of other machines.
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
     except OSError:

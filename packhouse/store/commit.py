@@ -353,6 +353,7 @@ def publish_steps(
     if manifest is not None:
         try:
             _check_same(replace(draft, generation=generation), manifest)
+        # A file that was changed after its step would look like a step that is not deterministic.
         except ConflictError:
             for _, body in uploads:
                 body.check()

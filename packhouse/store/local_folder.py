@@ -37,6 +37,7 @@ _OWN = ".packhouse"  # temporary files and locks; hidden from listings
 _CHUNK_BYTES = 2**20
 # ESTALE and EIO: NFS answers them while its server restarts.
 _AGAIN = (errno.EINTR, errno.EAGAIN, errno.EBUSY, errno.ESTALE, errno.EIO)
+# Linux answers EPERM where the filesystem has no hard links.
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
@@ -65,6 +66,7 @@ class LocalStore(ObjectStore):
         with self._reading(key) as file:
             found = os.fstat(file.fileno())
             data = os.pread(file.fileno(), length, start)
+        # Not the sha256, as elsewhere: each part would read the whole file.
         return Part(data, found.st_size, f"{found.st_ino} {found.st_mtime_ns}")
 
     @override
@@ -154,6 +156,8 @@ class LocalStore(ObjectStore):
         folder = self.root / _OWN / "tmp"
         if not folder.is_dir():
             return 0
+        # By the clock of the store: a machine whose own clock is ahead would take the files of live
+        # writers for old ones.
         now, found = self.clock(), 0
         for path in sorted(folder.iterdir()):
             with suppress(FileNotFoundError):  # its writer has just finished and removed it

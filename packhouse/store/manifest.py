@@ -98,6 +98,7 @@ class FileEntry:
             if type(number) is not int or not 0 <= number < _MAX_COUNT:
                 raise ConfigError(f"file {key!r}: {name} is not an integer in [0, 2**40)")
         # Exports keep the names that their readers expect.
+        # MDS lists its shards in `index.json`, and Megatron-Bridge looks for `.idx.parquet`.
         if self.kind != "exports" and self.sha256[:12] not in key:
             raise ConfigError(f"the name of file {key!r} does not contain its sha256 {self.sha256}")
 

@@ -135,6 +135,7 @@ def ref_key(dataset: str, ref: str) -> str:
 
 def tokenizer_key(fingerprint: str) -> str:
     """Return the key of a tokenizer, which versions of all datasets share."""
+    # No dataset can have this name: names begin with a letter or a digit.
     return f"_tokenizers/{fingerprint}.gz"
 
 

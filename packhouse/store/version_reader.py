@@ -348,6 +348,8 @@ def verify_version(opened: OpenVersion, *, num_threads: int = 4) -> VerifyReport
             try:
                 opened.fetch(entry, path)
                 if entry.kind == "data":
+                    # Also because damaged offsets of an Arrow file, and JSON with 100,000 nested
+                    # lists, crashed Arrow.
                     run_in_worker(  # a few kilobytes may decode to gigabytes
                         partial(check_data_file, path, entry, manifest),
                         what=f"'{entry.key}'",

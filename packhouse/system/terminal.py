@@ -171,6 +171,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _received: signal.Signals | None = None
 
 
+# Not a KeyboardInterrupt, for which click prints "Aborted!" and exits with 1 whatever the signal.
 class Interrupted(SystemExit):
     """A signal ended the command. If nothing catches it, Python exits with its code.
 

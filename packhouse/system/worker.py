@@ -328,6 +328,8 @@ class _Worker:
         self.was_idle = self.has_spoken = self.is_stuck = self._is_ending = False
         self.code: int | None = -1  # after it ended: exit code, and the end of its stderr
         self.said = ""
+        # A file instead of a pipe, which nobody reads meanwhile: once it is full, the worker would
+        # wait.
         self._stderr = tempfile.TemporaryFile()
         self.socket, theirs = socket.socketpair()
         self.socket.settimeout(1)
@@ -335,12 +337,14 @@ class _Worker:
             mark.truncate(_MARK.size)
             self._mark = mmap.mmap(mark.fileno(), _MARK.size)
             shared = theirs.fileno(), mark.fileno()
+            # `USE_TORCH=0` does not help: transformers imports torch all the same.
             code = (  # hide torch: transformers would import it, which takes 2 s or more
                 f"import sys; sys.path[:] = {sys.path!r}; sys.modules['torch'] = None; "
                 f"from {__name__} import hide_pandas, serve; hide_pandas(); "
                 f"import {imports}; serve(*{shared})"
             )
             forked: _Forked | None = None
+            # A fork keeps the environment of the process that it is forked from.
             if _forks is not None and _forks[1] == self.environment:
                 with suppress(OSError):  # `WorkerForks` has ended
                     forked = _Forked((*shared, self._stderr.fileno()))
@@ -548,6 +552,8 @@ def _fork_workers(load: bytes, requests: int) -> None:
     """Call the pickled `load` at the first request for a worker, and fork one for each request."""
     assert _served is not None
     asked, (woken, wakes) = socket.socket(fileno=requests), os.pipe()
+    # Python requires this of the wake-up pipe, and writes to it only for signals with a handler:
+    # that of SIGCHLD has nothing else to do.
     os.set_blocking(wakes, False)
     signal.set_wakeup_fd(wakes)
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -610,6 +616,8 @@ class _Served:
         self.socket = socket.socket(fileno=connection)
         self.received: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         """Tasks and parts of the parent's file."""
+        # In a thread, so that the end of the parent is noticed during a call, which may take
+        # minutes.
         threading.Thread(target=self.receive, daemon=True).start()
 
     def receive(self) -> None:

@@ -223,6 +223,7 @@ def unchanged(recipe: Recipe, found: RefreshStatus, cache: Path) -> Refreshed:
         known = error.facts | {"gates": (*gates, *error.facts.get("gates", ()))}
         text = f"{error} ({version} is already published and remains)"
         raise type(error)(text, **known) from None
+    # The version is published, so nobody will resume an earlier attempt at it.
     with suppress(OSError):  # the cache is unused or read-only
         forget_tries(cache, found.version_id)
     limits = ref_gates(recipe.publish, found.ref, change)

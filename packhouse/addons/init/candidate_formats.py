@@ -199,6 +199,8 @@ def _natural(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Ite
             for row in rows
             if known.fits(tuple(row), {}) and known.holds(row, known.names(tuple(row), {}))
         ]
+        # `prepare` quarantines the few that do not fit. A single row without messages would
+        # otherwise refuse a whole file of chats.
         if len(fitting) < (1 - _MAX_EMPTY) * len(rows):
             continue
         names = known.names(list(rows[0]), {})
@@ -794,6 +796,7 @@ def _with_verdicts(
     if is_read or label is None or False not in label.values or label.kind != "true or false":
         return [reading]
     reads = {**reading.reads, "label": "whether the answer is good"}
+    # `where` leaves the bad answers out: otherwise, they would be trained like good ones.
     found = [Reading(settings={**settings, "where": "label"}, reads=reads, is_sure=False)]
     answer = reading.trained
     if reading.prompt and len(answer) == 1:

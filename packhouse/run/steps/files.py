@@ -399,6 +399,8 @@ def write_data_file(
             num_tokens += len(group["input_ids"].flatten())
             batch = to_layout(group, layout)
             batch = preference_names(batch) if parameters.of_preferences else batch
+            # Not over the bytes of the file: each release of pyarrow writes its own `created_by`
+            # into it.
             content.update(f"{cut.split}:{batch.num_rows}".encode())
             for name, column in zip(batch.schema.names, batch.columns, strict=True):
                 content.update(name.encode())
@@ -445,6 +447,7 @@ def _flat(column: pa.Array) -> Iterator[bytes]:
         for child in column.flatten():
             yield from _flat(child)
     elif pa.types.is_string(column.type):
+        # Record ids are hex digits, so none contains the separator.
         yield "\x00".join(column.to_pylist()).encode()
     elif pa.types.is_floating(column.type):
         yield column.to_numpy(zero_copy_only=False).data  # loss weights, never null
@@ -457,6 +460,8 @@ def _write_parquet(
     path: Path, schema: pa.Schema, groups: Iterable[pa.RecordBatch], **options: Any
 ) -> None:
     """Write one row group per batch, so that the bytes do not depend on shard boundaries."""
+    # Levels -1 to -5 take 3 to 14% less time, but 2.8 to 3.4 bytes per token instead of 2.56.
+    # BYTE_STREAM_SPLIT is 22% faster to write, but needs readers from 2024.
     # Without page checksums, readers would not notice a flipped bit.
     with pq.ParquetWriter(
         path, schema, compression="zstd", compression_level=1, write_page_checksum=True, **options

@@ -78,6 +78,8 @@ class FormatParameters:
             "label_names": self.label_names,
             "tokenizer": self.tokenizer,
             "pipeline": self.tokenize.pipeline,
+            # Rounded up to a power of two, at least 8,192, so that one format step serves many pack
+            # sizes.
             "max_tokens": self.max_tokens,
         }
         if is_renderer(self.template):
@@ -113,6 +115,7 @@ def job(
     is_file = template.endswith((".jinja", ".j2"))
     names = [Path(template)] if is_file else [folder / "chat_template.jinja"]
     if template == "chat":
+        # Older versions of transformers write the template into this file.
         names.append(folder / "tokenizer_config.json")
     # Only templates that print the date depend on it: the others stay cached the next day.
     prints_date = any(name.is_file() and b"strftime_now" in name.read_bytes() for name in names)

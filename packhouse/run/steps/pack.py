@@ -300,6 +300,7 @@ def _select(work: JobContext[PackParameters]) -> Selection:
     """Decide which records are packed, how often, and which must share a side."""
     parameters, recipe, seed = work.parameters, work.recipe, work.recipe.split.seed
     validated, formatted = work.inputs(VALIDATE), work.inputs(FORMAT)
+    # Lengths come from the mapped tables: 5 million of them take longer to read from JSON receipts.
     shards = MappedTables([each.path("tokenized.arrow") for each in work.inputs(TOKENIZE)])
     admitted = join_admitted([apply_over_length(shard, parameters.pack) for shard in shards])
     bounds = np.cumsum([0, *(shard.num_rows for shard in shards)])
@@ -313,6 +314,8 @@ def _select(work: JobContext[PackParameters]) -> Selection:
     admitted, times = mix(admitted, bounds, shards, rows, names, recipe)
     selection = Selection(shards, bounds, names, admitted, times, matches)
 
+    # Conversations with different first questions may have equal windows. The split step refuses a
+    # record that is on both sides.
     if any("examples.arrow" in receipt.files for receipt in formatted):
         ids = selection.column("record_id")
         selection.group_keys = join_equal(selection.groups, ids, seed)
@@ -409,8 +412,11 @@ def times_of(keys: pa.Array, config: SourceConfig) -> Int32s:
     whole, part = divmod(config.weight, 1.0)
     times = np.full(len(keys), int(whole), np.int32)
     if part:
+        # Another stream than that of `max_records`, or the rows that are kept would be those taken
+        # once more.
         times += mixed_keys(keys, 2 * config.mix_seed + 1) < np.uint64(int(part * 2**64))
     if config.max_records is not None and config.max_records < len(times):
+        # By hash instead of by place, so that appended rows replace few of those taken before.
         order = np.argsort(mixed_keys(keys, 2 * config.mix_seed), kind="stable")
         times[order[config.max_records :]] = 0
     return times

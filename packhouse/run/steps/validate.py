@@ -80,11 +80,15 @@ class ValidateParameters:
         """Return the JSON that goes into the key: the rows of the shard, not their path."""
         return {
             "shard": self.shard.identity(),
+            # Weights are applied in pack, so that another one does not read the rows again.
             "source": self.source.model_dump(mode="json", exclude={"path", *MIXING}),
+            # The limit changes no row. It is checked in every run, cached or not.
             "validate": self.rules.model_dump(mode="json", exclude={"max_quarantined"}),
             "group_by": self.group_by,
             **expression_key(self.source),
             **plugin_key("row_formats", self.source.format, ROW_FORMATS),
+            # These formats choose among all others, so a new one may read the same rows in another
+            # way.
             **({"formats": sorted(ROW_FORMATS)} if self.source.format in DETECTED else {}),
             # Group keys depend on Python's Unicode tables.
             "python": list(sys.version_info[:2]),
@@ -323,6 +327,8 @@ def write_quarantined(
     Returns:
         `quarantined` and `quarantined_again` of `RowCounts`.
     """
+    # Here, because the rows of format and tokenize come from a worker, which cannot open the
+    # source.
     rows = with_raw_rows(rows, work.parameters.shard, work.recipe.validate_)
     (folder / REFUSED).unlink(missing_ok=True)  # a worker's bad rows, replaced by this file
     files = [each.path(QUARANTINE) for each in before if QUARANTINE in each.files]

@@ -102,6 +102,7 @@ class _Finding:
         """True if the limit is exceeded: 3 of 100 rows with a limit of 0.02."""
         if self.is_minimum:
             return self.value < self.allowed
+        # Not as a share, which a total of 0 does not have: then any number is a breach.
         return self.number > self.allowed * self.total
 
     @property
@@ -214,6 +215,7 @@ def _findings(audit: Audit, config: AuditConfig) -> Iterator[_Finding]:
         if "misplaced_rows" in counts:
             number = counts["misplaced_rows"]
             rows = counted(number, "row trains", "rows train")
+            # Without a limit of its own: here text and tokens of packhouse itself disagree.
             text = f"{rows} tokens other than those of the text to train"
             yield _Finding("misplaced_rows", source, number, counts.get("rows", 0), text)
         yield from _shares(config, source, counts, _SHARES)
@@ -244,6 +246,7 @@ def _findings(audit: Audit, config: AuditConfig) -> Iterator[_Finding]:
         )
         limit, allowed = "max_failed_checks", config.max_failed_checks
         yield _Finding("failed_checks", "", number, total, text, limit, allowed, found.worst)
+    # Without a limit: the split keeps equal groups together, so any record here is a fault of ours.
     number = audit.dataset["both_sides"]
     text = f"{counted(number, 'record is', 'records are')} in train and eval"
     yield _Finding("both_sides", "", number, audit.dataset.get("rows", 0), text)

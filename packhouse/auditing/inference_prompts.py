@@ -375,6 +375,8 @@ class _Check:
                     }
                 )
 
+    # What a template does in one place says little about another: by a rule learnt from two probes,
+    # 375 of 1,134 answers (21 templates) had another prompt or completion than at inference.
     def _prompt_fault(self, record: _Record, answer: _Answer, index: int) -> _Fault | None:
         """Return the fault in an answer's prompt, or None."""
         template, (start, end) = self.template, record.spans[index]
@@ -464,6 +466,7 @@ class _Check:
         last = max((stop for stop in stops if said.endswith(stop)), key=len, default=b"")
         if not last or _is_content(record, end - len(last), end):
             return "it does not end with a stop token", shown, due
+        # Python takes the first alternative that fits, so a token must come before its beginning.
         longest_first = sorted(stops, key=len, reverse=True)
         pattern = re.compile(b"|".join(map(re.escape, longest_first)))
         for match in pattern.finditer(record.text, start, end - len(last)):
@@ -472,6 +475,8 @@ class _Check:
                 return "it contains a stop token", upto[-_SHOWN:], due
         if record.ids is None or last.decode() not in known:
             return None
+        # By ids too: the text is right even if the stop token was encoded as several tokens of
+        # plain text.
         own = record.ids[index]
         ids = {known[stop] for stop in self.template.stop_tokens if stop in known}
         if not own or own[-1] != known[last.decode()]:

@@ -56,6 +56,8 @@ class _Generation(jinja2.ext.Extension):
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        # Names and not constants: undefined names write nothing, so one compiled template renders
+        # with and without marks.
         begin, end = (nodes.Output([nodes.Name(name, "load")]) for name in _MARKS)
         return [begin, nodes.Scope(body), end]
 
@@ -108,6 +110,7 @@ class PlainTemplate:
         environment = _Environment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
         )
+        # Jinja's own filter sorts keys and escapes `<`; transformers replaces it as well.
         environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = _raise_exception
         if date is not None:

@@ -195,8 +195,10 @@ def _audit_side(
             table.slice(start, stop - start) if place is None else table.take(place[start:stop])
             for table, place in zip((validated, formatted), places, strict=True)
         )
+        # Comparing bytes takes 20 ns per token, as long as encoding.
         compares = not are_exact or number % _COMPARED == 0
         tokens = PlacedTokens.of(texts, part, pipeline, compares=compares)
+        # After one difference, all later slices are compared.
         are_exact &= bool(tokens.is_exact.all())
         messages = FlatMessages.of(rows["messages"])
         due, own = answer_bytes(messages, rows, texts, config, label_names)
@@ -204,6 +206,7 @@ def _audit_side(
         is_trained, is_answer = messages.decide_weights(config) > 0, messages.roles == ASSISTANT
         # Answers of each row that should be trained but have no range.
         num_absent = np.maximum(messages.sums(is_trained & is_answer) - num_ranges, 0)
+        # A row without any range counts as an untrained row instead.
         num_absent[num_ranges == 0] = 0
         if config.train_on == "all" or config.template in _WITHOUT_TURNS:
             num_absent[:] = 0
@@ -434,6 +437,7 @@ def combine(shards: Sequence[tuple[str, Mapping[str, Any], Mapping[str, int]]]) 
         for finding, rows in audited["worst"].items():
             worst.setdefault(finding, []).extend(rows)
     for rows in worst.values():
+        # By id last, because the records of one row have the same place.
         rows.sort(key=lambda row: (-row["value"], row["source"], row["row"], row["record_id"]))
         del rows[NUM_WORST:]
     total: Counter[str] = Counter()

@@ -146,6 +146,7 @@ class PlacedTokens(Tokens):
             starts=placed.starts,
             ends=placed.ends,
             is_exact=placed.is_exact,
+            # In other rows positions are unknown, so a difference means nothing.
             is_misplaced=is_misplaced & placed.is_exact,
             content=Intervals.of(spans.starts, spans.ends),
             content_starts=spans.starts,

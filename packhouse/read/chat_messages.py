@@ -123,6 +123,7 @@ def read_messages(messages: object, tools: object, system: str | None) -> Conver
     if system and not (turns and turns[0][:2] == ("system", system)):
         turns.insert(0, text_turn("system", system))
     unread: frozenset[str] = frozenset()
+    # All of them are objects by now, since `_read_message` refuses anything else.
     for message in messages:
         if len(message) > 2:
             known = _READ_BY_SPEAKER["role" if "role" in message else "from"]
@@ -212,6 +213,8 @@ def _read_message(message: object, number: int) -> Turn:
         calls += _read_calls(tool_calls, number)
     if function_call:  # OpenAI's older form: one call, not a list
         calls += _read_calls(function_call, number)
+    # ShareGPT has the call as the text of a turn of its own: `{"from": "function_call", "value":
+    # "{\"name\": ...}"}`. So the value is a call, and the turn has no text.
     if raw_role in _CALL_ROLES:
         calls, value = _read_calls(value, number), ""
     said, thought, calls = _read_content(value, calls, number)
@@ -499,6 +502,8 @@ def weigh_message(
     if len(own_weights) == 1:
         (own,) = own_weights
         return own if weight is None or own is None else own * weight, None
+    # Weights of parts are factors of the turn's own weight, and `train_on` gives a user turn 0: the
+    # part would not be trained, without a word.
     if weight is None and role != "assistant" and any(own_weights - {None}):
         detail = (
             f"message {number}: a part of a {role} turn is trained; set a weight on the turn itself"
@@ -557,6 +562,7 @@ def _read_spans(message: dict[str, object], content: str, number: int) -> Pieces
             span.get(name) if isinstance(span, dict) else None
             for name in ("begin_offset", "end_offset", "train")
         )
+        # Not `isinstance`, for which `true` is an int.
         if type(begin) is not int or type(end) is not int or train not in (True, False):
             what = f"{where} has {str(span)[:60]!r}, not {{begin_offset, end_offset, train}}"
             raise BadRowError("type", what)

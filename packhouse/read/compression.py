@@ -68,6 +68,9 @@ class FileStream:
                     yield chunk
                 return
             bytes_out = 0
+            # Arrow reads through `self.read`, so bytes are hashed as they are stored. It refuses a
+            # wrong checksum and garbage after the end, and reads gzip files of several members.
+            # DuckDB returns the rows of a gzip file with a wrong checksum.
             stored = pa.PythonFile(self, mode="r")
             reader = pa.CompressedInputStream(stored, self.compression)
             while True:
@@ -85,6 +88,7 @@ class FileStream:
                 if not chunk:
                     return
                 bytes_out += len(chunk)
+                # Checked before the chunk is passed on: of a bomb, only this chunk is in memory.
                 if bytes_out > max(_RATIO_FREE_BYTES, MAX_RATIO * self.stored_bytes):
                     raise SourceError(
                         f"source file '{self.uri}' expands more than {MAX_RATIO}:1 "
@@ -140,6 +144,8 @@ def read_range(
     # chunks in memory. A read of earlier bytes starts over.
     key = (uri, compression, pin, encoding)
     cursor = _Cursor(iter(FileStream(uri, compression, encoding)))
+    # A copy of the list, because threads take streams from it. The nearest stream comes first: the
+    # bytes between its position and `start` are decompressed only to be skipped.
     known = [item for item in tuple(_IDLE) if item[0] == key and item[1].position <= start]
     for item in sorted(known, key=lambda item: item[1].position, reverse=True):
         with suppress(ValueError):  # another thread took it meanwhile
@@ -147,6 +153,7 @@ def read_range(
             cursor = item[1]
             break
     data = cursor.read(start, end)
+    # After fewer bytes the stream has ended, and no later read can use it.
     if len(data) == end - start:
         _IDLE.append((key, cursor))
         del _IDLE[:-_MAX_IDLE]

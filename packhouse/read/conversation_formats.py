@@ -82,6 +82,7 @@ def tree_paths(root: TreeMessage, which: Literal["best", "all"]) -> list[list[Sa
         [['1+1?', '2'], ['1+1?', 'Two.']]
     """
     found: list[list[Said]] = []
+    # A stack, because rows of `oasst_flat` form trees of any depth, and Python allows 1,000 calls.
     stack: list[tuple[TreeMessage, list[Said]]] = [(root, [])]
     while stack and not (found and which == "best"):
         message, path = stack.pop()
@@ -104,6 +105,8 @@ def tree_paths(root: TreeMessage, which: Literal["best", "all"]) -> list[list[Sa
         replies.sort(key=lambda r: r.rank if isinstance(r.rank, int | float) else math.inf)
         if not replies:
             path = path if path[-1].role == "assistant" else path[:-1]
+            # Without its last question, the path of a second unanswered question after the same
+            # answer is the path of the first one again.
             if path and (
                 not found or [each[:2] for each in path] != [each[:2] for each in found[-1]]
             ):
@@ -335,6 +338,7 @@ class Transcript(RowFormat):
 
 _FORMS = (
     re.compile(r"(?:\A\s*|\n\n)(Human|Assistant):"),  # Anthropic's hh-rlhf
+    # Not only after a line break: openassistant-guanaco has `### Human: Hi### Assistant: Hello`.
     re.compile(r"(?:\A\s*|\s*)### (Human|Assistant):"),  # Guanaco
 )
 _ROLES = {"Human": "user", "Assistant": "assistant"}
@@ -416,6 +420,7 @@ class _Sides(RowFormat):
             if candidate := _CANDIDATE.fullmatch(key):
                 pairs.setdefault(candidate[1], {})[candidate[2].lower()] = key
         known = [pair for pair in pairs.values() if "".join(sorted(pair)) in ("ab", "12", "01")]
+        # Two pairs of candidates, such as response_a/b and output_1/2: `winner` may mean either.
         if len(known) != 1:
             return found
         asked = [name for name in _QUESTIONS if name in keys]

@@ -50,6 +50,8 @@ class DelimitedFile(TextFile):
         start = super().begin(head)
         data = bytes(head[start:])
         ends = record_ends(data, self.delimiter)
+        # One quote that is never closed would hide all record ends. So the second search, which
+        # knows that nothing follows, ends an open field with its line.
         if not len(ends):
             ends = record_ends(data, self.delimiter, is_whole=True)
         line = data[: ends[0]] if len(ends) else data
@@ -184,6 +186,8 @@ def _parse_all(data: bytes, spans: Ints, width: int, delimiter: str) -> list[lis
     if _CONTROL.search(text) or "\r" in text.replace("\r\n", ""):
         return None
     try:
+        # Without newline="", StringIO turns \r\n inside quotes into \n. `strict` makes text after a
+        # closing quote an error; by default Python appends it to the value.
         reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
         rows = [row for row in reader if row]
     except csv.Error:
@@ -281,6 +285,8 @@ def record_ends(
     quotes = np.flatnonzero(array == _QUOTE)
     if not len(quotes):
         return newlines + 1
+    # In a file whose quotes alternate, a newline is outside of quotes if an even number of quotes
+    # precedes it. `_quoted_fields` walks over the quotes one by one and is for all other files.
     if _are_paired(array, quotes, ord(delimiter)):
         is_outside = np.searchsorted(quotes, newlines) % 2 == 0
         return np.asarray(newlines[is_outside] + 1, np.int64)

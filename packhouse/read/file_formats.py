@@ -62,6 +62,7 @@ _MAGICS = (
 )
 
 
+# Not by name, because there are text files called `.gz` and gzip files called `.jsonl`.
 def compression_of(head: bytes, name: str) -> tuple[Compression, dict[str, int]]:
     """Return the compression by first bytes, with a note if the file name disagrees.
 

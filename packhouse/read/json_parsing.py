@@ -212,6 +212,7 @@ def gc_paused() -> Iterator[None]:
     try:
         yield
     finally:
+        # Only if this turned it off: a caller may have paused it for longer.
         if was_enabled:
             gc.enable()
 
@@ -267,6 +268,7 @@ def strict_fault(text: str) -> tuple[str, str] | None:
         _STRICT.decode(text)
     except BadRowError as refused:
         return refused.reason, refused.detail
+    # orjson parses up to 1,024 levels. Python's parser recurses, and its limit may be lower.
     except RecursionError:
         return "depth", f"nested more than {MAX_DEPTH} levels deep"
     except ValueError as error:
@@ -285,11 +287,14 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _int64(digits: str) -> int:
     # Python's own `int` takes quadratic time, and refuses more than 4,300 digits.
+    # Unsigned integers are allowed, as orjson keeps them: it makes a float of 18446744073709551616,
+    # but not of 18446744073709551615.
     if len(digits) > 20 or not -(2**63) <= int(digits) < 2**64:
         raise BadRowError("number", f"integer over 64 bits: {digits[:40]}")
     return int(digits)
 
 
+# orjson refuses 1e400, while `json` returns infinity for it.
 def _finite(digits: str) -> float:
     value = float(digits)
     if value in (float("inf"), float("-inf")):

@@ -235,6 +235,8 @@ class _Decoder:
 
         types = pa.types
         if types.is_dictionary(kind):
+            # Large, because text that rows shared is repeated: a batch of 1,024 rows that share 2
+            # MB of text has 2 GiB, the limit of 32-bit offsets.
             kind = self.plain(kind.value_type, column, depth + 1)
             return pa.large_string() if types.is_string(kind) else kind
         if types.is_string_view(kind):
@@ -325,6 +327,8 @@ class _Decoder:
         for number, (num_rows, size) in enumerate(self.sizes()):
             self.group = number
             if first < position + num_rows and position < end:
+                # A guess: the file states this size, which may be false. `small` counts what was
+                # decoded.
                 at_once = BATCH_BYTES * num_rows // max(size, 1)  # 1,000 rows of 80 MB: 104
                 row = position
                 at(self.place)

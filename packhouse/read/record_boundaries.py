@@ -165,6 +165,7 @@ class TextFile(ABC):
         self.position = self.first = self.begin(buffer)
         del buffer[: self.first]
         searched = 0  # size of the buffer at the last search without a boundary
+        # The empty chunk first: `begin` may have read all of the file into the buffer.
         for chunk in chain([b""], chunks, [None]):  # None: the file has ended
             is_end = chunk is None
             buffer += chunk or b""
@@ -183,6 +184,8 @@ class TextFile(ABC):
                 if end is None or (is_last and not end and self.num_rows):
                     break
                 num_rows = self.count(buffer[:end], is_last=is_last)
+                # Released before `del buffer[:end]`: Python raises BufferError if a bytearray with
+                # a view changes its size.
                 with memoryview(buffer) as view:
                     sha256 = hashlib.sha256(view[:end]).hexdigest()
                 after = self.position + end
@@ -247,6 +250,8 @@ class LinesFile(TextFile):
         ends = lines[:, 1]
         for _ in range(2):  # a line may end with a space and a carriage return
             ends = ends - _IS_SPACE[array[ends - 1]]
+        # A line of one byte has no byte before its last one; at offset 0, `ends - 2` would be the
+        # last byte of the data.
         is_long = ends > lines[:, 0] + 1
         has_comma = (array[ends - 1] == _COMMA) & (array[ends - 2] == _CLOSE) & is_long
         starts = lines[:, 0] + ((array[lines[:, 0]] == _COMMA) & is_long)
@@ -398,6 +403,8 @@ class ArrayFile(TextFile):
 
     def boundary(self, data: bytearray) -> int | None:
         """Return the last comma within a shard's size, else the first comma after it."""
+        # One byte more, since the comma itself is not part of the shard: an element that fills the
+        # shard exactly still ends in it.
         commas = split_elements(data[: self.max_shard_bytes + 1]).commas
         self.num_elements = len(commas)
         if len(commas):
@@ -477,6 +484,7 @@ class ArrayFile(TextFile):
             by_layout = parse_pieces(data, spans_by_layout(data), max_row_bytes)
             # Rows after this shard are numbered from the scan's count, so it must not change.
             if num_rows in (None, by_layout.num_records):
+                # If both lose the same number of bytes, `min` keeps the first: the split by syntax.
                 records = min(records, by_layout, key=_lost_bytes)
         return records
 

@@ -207,6 +207,7 @@ class RowFormat(ABC):
 
     def read_all(self, rows: Rows, config: SourceConfig) -> Adapted:
         """Return the conversations of rows of any type, and the rows that have none."""
+        # Once per layout and not per row: millions of rows share a few sequences of keys.
         naming = {keys: self.names(keys, config.fields) for keys in rows.layouts}
         found: list[tuple[int, Conversation]] = []
         failures: list[tuple[int, str, str]] = []
@@ -315,6 +316,8 @@ def row_formats() -> dict[str, RowFormat]:
 @cache
 def _formats_of_conversations() -> dict[str, RowFormat]:
     """Return the formats that `mixed` tries."""
+    # `oasst_flat` needs all rows of a file, and `pairs` and `kto` make the whole dataset one of
+    # preferences, so a single row cannot decide for them.
     left_out = ("mixed", "oasst_flat", "pairs", "kto")
     return {
         name: known
@@ -388,6 +391,8 @@ class _WatchedRow(dict[str, Any]):
         """Return the row's own names of the fields whose values were taken."""
         return {name for ours, name in self._names.items() if ours in self._taken}
 
+    # Not superfluous: CPython copies a dict without calling `__getitem__`, unless its class has an
+    # `__iter__` of its own.
     def __iter__(self) -> Iterator[str]:
         return super().__iter__()
 

@@ -137,6 +137,7 @@ def read_raw(part: Records, numbers: Sequence[int]) -> Iterator[tuple[bytes, int
         rows = dict(zip(part.numbers.tolist(), part.rows, strict=True)) | part.failed
         for number in numbers:
             row = rows.get(number)
+            # Parquet has decimals, bytes and maps with keys other than text, which JSON lacks.
             yield orjson.dumps(row, default=repr, option=orjson.OPT_NON_STR_KEYS), None
 
 
@@ -275,6 +276,7 @@ class _Reader:
         if config.media == "drop_parts":  # nothing reads these fields
             has_media, media_fields = has_media | media_fields.keys(), {}
         records.reject(media_fields)
+        # Before the conversations, because it rejects rows: `origin` counts the rows that remain.
         options = read_options(records, config)
         self._check_bad(records, len(records.failures))
         # Rows become conversations.
@@ -344,6 +346,7 @@ class _Reader:
 
     def _refused(self, records: Records, failures: list[Failure], schema: pa.Schema) -> pa.Table:
         """Return the table of quarantined or dropped records, in file order."""
+        # Parser, expressions and rules add failures in turn. Equal input must give equal tables.
         failures = sorted(failures)
         numbers, reasons, details = zip(*failures, strict=True) if failures else ((), (), ())
         columns: dict[str, Sequence[object]] = {

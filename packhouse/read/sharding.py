@@ -60,6 +60,8 @@ TEXT_FILES: dict[FileFormat, Callable[..., TextFile]] = {
     **{name: partial(DelimitedFile, delimiter=sign) for name, sign in DELIMITERS.items()},
 }
 
+# With 16 or 8 MiB, a run takes 10% more CPU and 40 MB less memory. Alpaca (22.8 MB) is one shard:
+# after a change of one row, a run costs 81% of a cold one.
 MAX_SHARD_BYTES = 32 * 2**20
 """Uncompressed bytes of a shard. Bounds the memory of a step and the work for an appended row."""
 
@@ -179,6 +181,8 @@ def _scan_file(
         max_record_bytes=max_record_bytes,
     )
     stream = FileStream(file.uri, compression, config.encoding)
+    # All cuts before the first shard: the digest of the file, which every shard has, is known only
+    # at its end.
     cuts = list(text_file.cut(stream))
     if stream.stored_bytes != file.size:
         raise SourceError(
@@ -216,6 +220,8 @@ def _scan_table(
         row_format = find_row_format(head, config, whole.uri)
     ranges = list(_group_ranges(facts["sizes"], max_shard_bytes))
     for row_start, num_rows in ranges:
+        # From the digest of the file, so one changed row gives all shards of a Parquet file new
+        # keys. Only text files keep the keys of unchanged shards.
         of_rows = hashlib.sha256(f"{sha256}:{row_start}:{num_rows}".encode()).hexdigest()
         yield replace(
             whole,
@@ -395,6 +401,8 @@ def _whole(shards: list[SourceShard]) -> list[SourceShard]:
 
 def _with_columns(files: list[list[SourceShard]], config: SourceConfig) -> list[list[SourceShard]]:
     """Add the kinds of the columns, over all files, and the format of the rows."""
+    # All rows are parsed once more for this (0.3 s for Alpaca). The first megabyte alone does not
+    # have the fields that come later, and a misspelt name could not be told from one of these.
     wanted = wanted_columns(config)
     kinds: dict[str, Kind] = {}
     has_rows = False

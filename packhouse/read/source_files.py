@@ -163,6 +163,7 @@ def file_errors(uri: str) -> Iterator[None]:
             raise SourceError(f"source file '{uri}' cannot be read: {error}", uri=uri) from None
         raise TransientError(f"storage failed to return '{uri}': {error}", uri=uri) from None
     except Exception as error:
+        # By the name of the package, so that clients need not be imported to be recognised.
         client = type(error).__module__.split(".")[0]
         if client not in _CLIENTS:
             raise
@@ -192,6 +193,8 @@ def _check_uri(path: str) -> str:
             f"source '{parts.scheme}://***@{host}{parts.path}' contains credentials. Remove them, "
             "and set them in the environment (AWS_ACCESS_KEY_ID, HF_TOKEN, ...)"
         )
+    # A key of AWS may contain a slash. In `s3://KEY:SEC/RET@bucket` the netloc then ends before the
+    # `@`, so the check above misses it, and what follows the colon is no port.
     host, colon, port = parts.netloc.partition(":")
     if colon and host != "arn" and not re.fullmatch("[0-9]*", port):  # `key:sec/ret@bucket`
         raise SourceError(

@@ -155,6 +155,8 @@ def _weights(ids: Ints, per_token: Mapping[str, npt.NDArray[Any]]) -> Weights:
                 ("next", labels[:-1], ids[1:]),
                 ("previous", labels[1:], ids[:-1]),
             ):
+                # Models of transformers shift labels themselves. If the file has them shifted
+                # already, each token would learn the token after the next one.
                 if (own != -100).any() and (own[own != -100] == others[own != -100]).all():
                     detail += f" (labels are shifted: each is the {what} token)"
                     break
@@ -226,6 +228,8 @@ def _turns(ids: Ints, weights: Weights) -> list[Turn]:
     for start, end in pairwise(edges if len(ids) else []):
         weight = float(weights[start])
         role = "assistant" if weight else untrained
+        # Hex, because contents are UTF-8 text, which bytes of ids are not. Big-endian, so that the
+        # digits read like the id.
         content = ids[start:end].astype(">u4").tobytes().hex()
         loss_weight = None if weight in (0, 1) else weight
         turns.append((role, content, None, None, None, None, None, loss_weight, None))

@@ -95,6 +95,7 @@ def look_at_extra_fields(
         if not isinstance(row, dict):
             continue
         held = [name for name in extra[tuple(row)] if row[name] not in _NOTHING]
+        # Not `== False`: classes are often called 0 and 1.
         if checks_labels and "label" in held and row["label"] is False:
             raise SourceError(
                 f"source file '{uri}': {name_of(index)} has `label: false`, which marks a bad "
@@ -292,6 +293,8 @@ class UnreadTexts:
                     read[int(adapted.origin[place])].append(text)
         for index, texts in found.items():
             pieces = sorted({_plain(t) for text in read[index] for t in (text, *_texts(text))})
+            # The longest first, so that a prompt is removed before a short answer that occurs in
+            # it.
             pieces = sorted(filter(None, pieces), key=len, reverse=True)[:_MAX_PIECES]
             everything = "\n".join(pieces)
             for name, said in texts.items():
@@ -305,6 +308,8 @@ class UnreadTexts:
                 if is_text(left) and (name in self._rows or len(self._rows) < _MAX_FIELDS):
                     if name not in self._rows:
                         self._rows[name], self._first[name] = [], place_of(index)
+                    # Hashes, so that not all texts of a shard are in memory. Python salts them per
+                    # process, but they are compared only within one shard.
                     self._rows[name].append((hash(own), hash(left)))
 
     def result(self) -> dict[str, UnreadText]:

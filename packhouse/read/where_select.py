@@ -185,6 +185,7 @@ def _type_of(kind: Kind) -> pa.DataType:
     if isinstance(kind, dict):
         if not kind:  # all objects are empty, and SQL has no struct without fields
             return pa.string()
+        # Sorted, or the type would depend on which file has a key first.
         return pa.struct([pa.field(key, _type_of(kind[key])) for key in sorted(kind)])
     return _TYPES[kind]
 
@@ -397,6 +398,8 @@ def reshape(rows: Sequence[Any], config: SourceConfig, columns: Mapping[str, Kin
             if parsed.is_evaluated:
                 column = selected.column(place.removeprefix("select."))
                 values.append(list(map(without_fill, column.to_pylist())))
+            # Not through DuckDB, where the arguments of a tool call would get the keys of other
+            # rows.
             elif parsed.bare is not None:
                 values.append([row.get(spelled[parsed.bare.lower()]) for row in of_kept])
             else:
@@ -865,6 +868,8 @@ def add_text_functions(connection: Any) -> None:
         if is_there(module):
             function = text_function(name)
             arguments = ["VARCHAR"] * len(signature(function).parameters)
+            # "arrow" passes a whole vector of texts to one call. Without "special", DuckDB does not
+            # call a function for NULL.
             how = {"type": "arrow", "null_handling": "special"}
             connection.create_function(name, function, arguments, returns, **how)
 
@@ -897,9 +902,12 @@ def _connection() -> "DuckDBPyConnection":
 
     connection = duckdb.connect(":memory:", config=_SETTINGS)
     add_text_functions(connection)
+    # Otherwise DuckDB takes an unknown table name for a Python variable and reads its rows.
     connection.execute("SET python_enable_replacements = false")
+    # Otherwise that of the machine: a timestamp cast to a date would depend on the worker.
     connection.execute("SET TimeZone = 'UTC'")
     connection.execute("CREATE TEMP MACRO json(x) AS x")  # `columns_of` makes its column JSON text
+    # Last, because no setting can be changed after it.
     connection.execute("SET lock_configuration = true")
     return connection
 

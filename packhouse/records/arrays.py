@@ -104,6 +104,7 @@ def list_offsets(array: pa.Array) -> Offsets:
     array = one_chunk(array)
     is_large = pa.types.is_large_list(array.type) or pa.types.is_large_string(array.type)
     width = np.dtype(np.int64 if is_large else np.int32)
+    # Arrow allows an empty array to have an offsets buffer of 0 bytes.
     if len(array) == 0:
         return np.zeros(1, width)
     buffer = array.buffers()[1]
@@ -136,6 +137,9 @@ def list_items(column: pa.ChunkedArray | pa.Array) -> tuple[pa.Array, Int64s]:
     """
     array = one_chunk(column)
     offsets = list_offsets(array).astype(np.int64)
+    # `values` are all items, whatever slice the array is: of [[1], [2], null, [3]] without its
+    # first row they are 1 2 3, and `flatten()` gives 2 3. The offsets count from the start of
+    # `values`.
     return array.values.slice(offsets[0], offsets[-1] - offsets[0]), offsets - offsets[0]
 
 

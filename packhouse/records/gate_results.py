@@ -84,6 +84,7 @@ class GateLog:
 
     def __init__(self) -> None:
         self.results: list[GateResult] = []
+        # Not `time.time`, which jumps when the clock of the machine is set.
         self._started = time.monotonic()
 
     def add(self, results: Iterable[GateResult], seconds: float | None = None) -> None:

@@ -138,6 +138,8 @@ def ledger_of(receipts: Iterable[Counted]) -> list[LedgerLine]:
     ledger = list(lines.values())
     for line in ledger:
         line.check()
+    # Each step counts what it read itself. Compared with what the step before counted as written, a
+    # file that was cut between two steps is found.
     for before, after in itertools.pairwise(ledger):
         if before.rows_out != after.rows_in:
             raise ContractError(
@@ -239,6 +241,7 @@ def share_allowed(limit: float, rows: int) -> float:
         >>> share_allowed(0.01, 1_000), share_allowed(0.01, 20), share_allowed(0, 20)
         (0.01, 0.05, 0)
     """
+    # With the default of 1%, one bad row of 20 would fail a small file. A limit of 0 stays 0.
     return max(limit, 1 / rows) if limit and rows else limit
 
 
@@ -275,6 +278,7 @@ def filters_of(sources: Iterable[Mapping[str, Any]]) -> list[Filter]:
         left_out = each.get("filtered", {})
         if isinstance(where, str):
             left_out = {where: each.get("dropped", {}).get("filtered", 0), **left_out}
+            # The manifest has one count for a single expression, and one for each of a list.
             where = [where]
         name = str(each.get("file", "")).partition("/")[0]
         for text in where if isinstance(where, list) else ():

@@ -178,6 +178,7 @@ class FlatMessages(Runs):
         weights = is_trained.astype(np.float32)
         given = self.weight
         if given.null_count < len(given):
+            # Weights in the data are finite: `read_weight` refuses NaN, which stands for null here.
             own = given.to_numpy(zero_copy_only=False)  # NaN where null
             weights = np.where(np.isnan(own), weights, own).astype(np.float32)
         never = [ROLES.index(name) for name in config.never_train]
@@ -255,9 +256,11 @@ def _broken_rules(
     yield "empty_conversation", flat.counts == 0
     has_answer = flat.sums(roles == ASSISTANT) > 0
     if answers == "tokens":
+        # Turns of token rows are runs of equal weight, so no rule about the order of roles applies.
         yield "nothing_trained", ~has_answer
         return
     is_first = np.zeros(len(roles) + 1, np.bool_)  # an empty last conversation starts at the end
+    # An empty conversation sets the first message of the next one, which is set anyway.
     is_first[flat.offsets[:-1]] = True
     is_first = is_first[:-1]
     # Role of the previous message, or -1 for the first: system user | user -> -1 system | -1.
@@ -284,6 +287,7 @@ def _broken_rules(
         yield "ends_on_user", (last == USER) & (not allow_ends_on_user)
         yield "ends_on_tool", last == TOOL
     blank = num_bytes(pc.utf8_ltrim_whitespace(flat.content)) == 0
+    # Three more columns are searched only for a shard with a blank content; good data has none.
     if blank.any():
         no_context, no_call, no_reasoning = (
             num_bytes(pc.utf8_ltrim_whitespace(column)) == 0

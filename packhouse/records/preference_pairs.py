@@ -88,6 +88,8 @@ def keep_both(
     # List a pair once, with the reason of its chosen side.
     others = others.filter(pc.invert(pc.is_in(others["row"], value_set=bad_chosen["row"])))
     bad = pa.concat_tables([bad_chosen, others]).sort_by("row")
+    # Both tables are filtered by the rows of the other one and keep their order, so row i of one
+    # still belongs to row i of the other.
     kept = [
         table.filter(pc.is_in(table["row"], value_set=other["row"]))
         for table, other in ((chosen, rejected), (rejected, chosen))
@@ -107,6 +109,8 @@ def cut_behind_answers(formatted: pa.Table) -> pa.Table:
     ends = np.diff(bounds).astype(np.int64)
     trained, content = (read_ranges(formatted[n]) for n in ("trained_spans", "content_spans"))
     last = np.zeros(len(ends), np.int64)
+    # `last[rows] = np.maximum(last[rows], ends)` would keep only the last range of a row, because
+    # numpy assigns each repeated index once.
     np.maximum.at(last, trained.rows, trained.ends)
     is_cut = last > 0
     # A text with content after its answer is left unchanged; `check_answers` rejects it later.

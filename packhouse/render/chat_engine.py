@@ -51,6 +51,9 @@ MAX_COMPILED = 4  # attempts to compile a shape before its other rows are render
 MAX_SHAPES = 2**12  # shapes remembered between parts
 
 
+# With shapes, 50,000 chats with tools take 4.6 times less CPU than `apply_chat_template` and the
+# tokenizer. Below 35 rows of plain chats (200 with reasoning and tools) Jinja alone is faster, by
+# at most 0.06 s.
 class ChatEngine:
     """Renders conversations with one Jinja template."""
 

@@ -152,6 +152,8 @@ class FieldColumns:
         for bit, flag in enumerate(flags):
             codes |= flag.astype(np.int64) << (6 + bit)
         of_rows = self._tool_shapes | self._argument_shapes << 32
+        # Shapes are whole conversations and not steps from message to message, because a template
+        # may look at any part of the conversation.
         yield from self._all.group(wanted, of_messages=codes, of_rows=of_rows)
 
     def rows_of(self, path: Path, rows: Int64s) -> Int64s:
@@ -296,6 +298,8 @@ def _shape(
     found: list[object] = [*whole, 0, *function]
     for owner, is_function in ((whole, False), (function, True)):
         for key, value in owner.items():
+            # Templates test whether a value is empty (`if tool.description`), so empty values are
+            # shapes of their own.
             found.append(type(value) if value else repr(value))
             if value is not function and not is_own(key, value, is_function):
                 found.append(value if isinstance(value, str) else json.dumps(value))

@@ -213,6 +213,7 @@ def _raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
 
 
+# As transformers' filter. Jinja's own sorts the keys and writes `<` as `\u003c`.
 def _tojson(
     value: object,
     ensure_ascii: bool = False,
@@ -245,6 +246,8 @@ _OWN_FILTERS = {
 
 def _make_environment(today: datetime) -> _Sandbox:
     environment = _Sandbox(
+        # As in transformers. Without both, each line with only `{% if ... %}` would leave its line
+        # break and its indent in the text.
         trim_blocks=True,
         lstrip_blocks=True,
         extensions=[_Generation, jinja2.ext.loopcontrols],

@@ -197,6 +197,7 @@ class Renderer:
                 part = replace_rows(part, over, windows, origin)
                 records, formatted, texts = self._records(part)
         rows = texts.filled.rows
+        # Records of a row are adjacent, so equal neighbours are the records beyond the first.
         num_turns = int(np.count_nonzero(np.diff(rows) == 0))  # rows are ascending
         notes = texts.notes + Counter(windowed_rows=len(over))
         if num_turns and self._window is None:
@@ -383,6 +384,7 @@ def make_renderer(
     )
     if key not in _ENGINES:
         while len(_ENGINES) >= MAX_ENGINES:
+            # With a default, because another thread may have removed it.
             _ENGINES.pop(next(iter(_ENGINES)), None)
         if plugin is None:
             rows = RowRenderer(config, snapshot, source, where)

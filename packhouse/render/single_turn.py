@@ -160,6 +160,8 @@ def _alpaca(shape: Shape, ends: Ends, config: FormatConfig) -> CompiledTemplate 
         return Refusal("template", wants)
     if any(turn.has_context for turn in shape if turn.role != "user"):
         return Refusal("template", f"{config.template} allows context only in user turns")
+    # Stanford's text ends with the colon. With Qwen2.5, `:The` is one token in 21,822 of 51,974
+    # rows, so the first word is not trained there. The line break of `alpaca_newline` prevents it.
     response = "\n\n### Response:" + "\n" * (config.template == "alpaca_newline")
     preamble = PREAMBLE_WITH_INPUT if turns[0].has_context else PREAMBLE
     pieces = _Pieces(ends, "" if system else preamble)

@@ -105,6 +105,8 @@ def parsed_call(call: Any, has_text_arguments: bool = False) -> object:
     function = function_of(call)
     arguments = function.get("arguments")
     if has_text_arguments and isinstance(arguments, dict):
+        # The reader parses arguments only if they are in this form
+        # (`chat_messages._read_arguments`), so this is the text of the row again.
         arguments = json.dumps(arguments, ensure_ascii=False)
     elif not has_text_arguments and isinstance(arguments, str):
         if (arguments := parsed_arguments(arguments)) is None:

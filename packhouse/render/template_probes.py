@@ -184,9 +184,13 @@ def _stops(
         stop = min(following, default=len(rendering.text))
         return [m.group().decode() for m in rendering.controls(control, own[-1].end, stop)]
 
+    # With a question after it too, because GLM writes the stop token as the header of the next
+    # turn.
     last, asked = after(QUESTION, ANSWER), after(QUESTION, ANSWER, QUESTION)
     if found := {*last, *asked} & {*given}:
         return dict(given), found
+    # Only the recipe's own tokens are an error here: a base checkpoint has an EOS that a chat
+    # template does not use.
     if "format.stop_tokens" in given.values():
         raise TemplateError(
             f"{where} ends answers with {' and '.join(map(repr, last)) or 'no control token'}, "

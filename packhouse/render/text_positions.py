@@ -272,6 +272,7 @@ class TracedRow:
             if self._has_content_parts:
                 content = in_parts(content)
             messages = [*messages, {**message, "content": content}]
+        # Messages are counted, not renderings: each rendering costs as many as it has.
         self._num_rendered += len(messages)
         if self._num_rendered > FREE_MESSAGES + 64 * len(self.messages) + 4 * self.num_written:
             raise RefusedError(

@@ -178,6 +178,7 @@ def _template_tokens(
     for text, spans in zip(texts, contents, strict=True):
         data = bytearray(text.encode())
         for start, end in spans:
+            # Byte by byte, so that offsets in the masked text are offsets in the text.
             data[start:end] = b"x" * (end - start)
         masked.append(data.decode())
     finder, tokens = _token_finder(backend)
@@ -228,6 +229,8 @@ def _token_finder(backend: str) -> tuple["Tokenizer", dict[int, AddedToken]]:
     finder = Tokenizer(models.BPE())
     if full.normalizer is not None:
         finder.normalizer = full.normalizer
+    # With the normalizer and all flags of the original, because `normalized`, `lstrip` and
+    # `single_word` decide where a token is found.
     _add_tokens(finder, full, {})
     added = read_pipeline(backend).added
     return finder, {_id_of(finder, token.text): token for token in added}

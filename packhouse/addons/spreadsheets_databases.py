@@ -181,6 +181,7 @@ def _text(cell: object) -> str:
 
 _MARKERS = re.compile(rb"""[<:]f[\s>/]|["']e["']|:formula|\0""")
 """A sheet without any of these has no bad cells. NUL means UTF-16, which is always parsed."""
+# LibreOffice stores some errors, such as Err:502, as the number 0 with this text.
 _ODS_ERROR = re.compile(r"#[A-Z/0]{2,7}[!?]?|Err:[0-9]{3}")
 _MAX_TEXT = 40
 _PIECE = 2**20
@@ -404,10 +405,12 @@ def _read_sqlite(path: Path, uri: str, table: str | None) -> Iterator[pa.RecordB
     # immutable: SQLite creates no lock or journal, and does not look for one.
     database = sqlite3.connect(f"file:{quote(str(path))}?mode=ro&immutable=1", uri=True)
     try:
+        # SQLite itself allows a billion bytes, about as much as a worker may use (1,024 MB).
         database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MAX_VALUE_BYTES)
         # Schema code of the file must not run, and damaged pages must fail instead of giving rows.
         for pragma in ("trusted_schema = OFF", "query_only = ON", "cell_size_check = ON"):
             database.execute(f"PRAGMA {pragma}")
+        # SQLite stores no page for views and virtual tables: their root page is 0.
         found = database.execute("SELECT name, type, rootpage FROM sqlite_schema").fetchall()
         others = {name for name, kind, page in found if kind == "view" or not page}
         plain = [name for name, kind, page in found if kind == "table" and page]
@@ -423,6 +426,7 @@ def _read_sqlite(path: Path, uri: str, table: str | None) -> Iterator[pa.RecordB
 def _sqlite_batches(database: sqlite3.Connection, table: str, uri: str) -> Iterator[pa.RecordBatch]:
     """Yield an empty batch with the schema, then the rows of a table in order."""
     quoted = _quoted(table)
+    # `table_xinfo`, because `table_info` does not list computed columns (2 or 3 in column 6).
     info = database.execute(f"PRAGMA table_xinfo({quoted})").fetchall()
     names = [column[1] for column in info]
     if computed := [column[1] for column in info if column[6]]:
@@ -430,6 +434,7 @@ def _sqlite_batches(database: sqlite3.Connection, table: str, uri: str) -> Itera
     keys = [column[1] for column in sorted(info, key=lambda column: int(column[5])) if column[5]]
     lower = {name.lower() for name in names}
     by_key = ", ".join(map(_quoted, keys))
+    # A column of one of these names hides the rowid, which then has only the other names.
     order = next((name for name in ("rowid", "_rowid_", "oid") if name not in lower), by_key)
     try:
         database.execute(f"SELECT {order} FROM {quoted} LIMIT 0")
@@ -442,7 +447,8 @@ def _sqlite_batches(database: sqlite3.Connection, table: str, uri: str) -> Itera
         is_allowed = is_of_table or is_typeof or action == sqlite3.SQLITE_SELECT
         return sqlite3.SQLITE_OK if is_allowed else sqlite3.SQLITE_DENY
 
-    # The file may still hide code, so allow only reads of this table and `typeof`.
+    # The file may still hide code, so allow only reads of this table and `typeof`. From here on,
+    # pragmas are denied, too.
     database.set_authorizer(allow)
     # SQLite types values, not columns, so all rows decide the type of a column.
     asked = ", ".join(f"typeof({_quoted(name)})" for name in names)
@@ -475,6 +481,7 @@ def _array(
     values: Sequence[Any], kind: pa.DataType, name: str, faults: dict[int, tuple[str, str]]
 ) -> pa.Array:
     """Convert the values of a column; rows with invalid UTF-8 are added to `faults`."""
+    # Arrow refuses whole numbers above 2**53 as float64, and Python rounds them.
     if kind == pa.float64():
         return pa.array([value if value is None else float(value) for value in values], kind)
     if kind != pa.string():

@@ -122,6 +122,7 @@ def plan_markdown(facts: PlanFacts) -> str:
         f"### packhouse plan: {facts.dataset}",
         f"`{facts.version_id}`; the ref {ref}. Size: {facts.estimate.totals}.",
     ]
+    # A version is `<id>.g<N>`: it gets a new N if garbage collection deleted the one before.
     if facts.current and facts.current.startswith(f"{facts.version_id}."):
         return "\n".join([*lines, "", "**Nothing changed**: only the gates are checked.", ""])
     lines += ["", *markdown_table(*facts.estimate.by_source())]
@@ -221,6 +222,7 @@ def to_junit(dataset: str, gates: Sequence[GateResult], error: BaseException | N
     for gate in gates:
         facts = {"classname": f"packhouse.{dataset}", "name": gate.name}
         case = ET.SubElement(suite, "testcase", {**facts, "time": f"{gate.seconds:.3f}"})
+        # XML 1.0 has no control characters, but ElementTree writes them: no parser takes that.
         detail = for_terminal(gate.detail)
         if gate.outcome == "failed":
             ET.SubElement(case, "failure", {"message": detail}).text = detail
@@ -351,6 +353,7 @@ def _write(job: CiJob, path: Path | None, text: str) -> None:
     if path is None or _problem_of(path):
         return  # already reported before the run
     try:
+        # Python reads file names that are not UTF-8 as surrogates, which UTF-8 cannot encode.
         path.write_text(text, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         job.unwritten.append(disk_error(error, path, "the summary", "Choose another file."))

@@ -275,6 +275,8 @@ def finish_refresh(
             at = set_ref(store, recipe.dataset, ref, to, expected=at, reason=why, by=by).version
         limits = ref_gates(recipe.publish, found.ref, change)
         reasons = change.reasons(recipe.publish) if change else ()
+        # The run compared the version with the last candidate and no limits. These compare it with
+        # what readers have.
         gates = (*(each for each in gates if each.gate not in ("schema", "drift")), *limits)
     outcome: Outcome
     command = _command(recipe, found.ref, prepared.version)
@@ -284,6 +286,8 @@ def finish_refresh(
         why = "which was published later"
         if prepared.published.is_ref_left:
             why = "publish.move_ref is false"
+        # Without this, a refresh after a rollback claimed that the sources were back at an older
+        # state.
         elif found.is_moved_back and not is_candidate:
             why = "someone moved it back"
         said = (
@@ -370,6 +374,7 @@ def _listed_key(recipe: Recipe) -> str | None:
         return None
     found = [file for each in sources for file in find_files(each)]
     files = [[file.uri, file.name, file.size, file.pin] for file in found]
+    # A pin is an ETag or a blob id. Without one, equal names and sizes prove nothing.
     if not all(pin for *_, pin in files):
         return None
     template = Path(recipe.format.template)
@@ -441,6 +446,7 @@ def run_job(
         prepared = prepare(published, local, folder, plan, job.gates, mirror)
         job.refreshed = finish_refresh(recipe, found, prepared)
     results = job.refreshed.gates
+    # `publish` gets the time since the last gate. The comparison of two manifests takes none.
     job.gates.add([gate for gate in results if gate.name == "publish"])
     job.gates.add([gate for gate in results if gate.gate in ("schema", "drift")], seconds=0.0)
 

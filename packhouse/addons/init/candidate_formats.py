@@ -23,6 +23,9 @@ from packhouse.read.single_turn_formats import TextFields
 from packhouse.read.unread_fields import UNSPACED
 from packhouse.system.wording import counted
 
+# `file 98` below is the file of that number in docs/decisions/2026-11-27-thirty-files.md: public
+# files that were read wrongly, or asked about without a right way.
+
 # Words in field names. Words in `_LIKELY_*` are not evidence; they only produce candidates.
 
 _QUESTION = (
@@ -164,6 +167,8 @@ def readings_of(layout: Layout, fields: Mapping[str, Field]) -> list[Reading]:
         *_templated_texts(rows),
         *_tokens(rows),
     ]
+    # Passages that fit a query (files 465 and 628) and scored translations (file 452) were offered
+    # as answers.
     if is_compared := _are_compared(rows):
         found = [replace(each, is_sure=False) for each in _preferences(rows)]
     found = [_with_context(each, rows) for each in found]
@@ -183,6 +188,8 @@ def readings_of(layout: Layout, fields: Mapping[str, Field]) -> list[Reading]:
         )
         if not is_less and not any(dict(each.reads) == dict(d.reads) for d in different):
             different.append(each)
+    # `_with_topics` comes first: it takes only readings without `select` and `where`, which the
+    # others add.
     varied = (_with_topics, _with_verdicts, _with_speakers, _with_talks, _with_ends, _with_splits)
     for vary in varied:
         different = [made for each in different for made in vary(each, rows, fields)]
@@ -225,6 +232,8 @@ def _natural(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Ite
             rest = [n for n in rows[0] if n not in names.values()]
             more = {"prompt": best} if (best := _best(rest, _QUESTION)) else {}
             prompts = [each for each in _texts_of(rest, rows) if _has_text(each, fields)]
+            # Any text may be the prompt if no name tells: one reading for each, five for file 289.
+            # The transcripts of hh-rlhf already contain their prompts.
             if prompts and best is None and marks_in(rows, [names["chosen"]]) is None:
                 chosen = {theirs: ours for ours, theirs in names.items()}
                 for each in prompts:
@@ -240,12 +249,13 @@ def _natural(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Ite
             more = {part: each for part, each in beside.items() if each and part in known.optional}
         reads = {theirs: ours for ours, theirs in (names | more).items()}
         rest = [each for each in rows[0] if each not in reads]
-        # If the text has annotations next to it, training on the text alone may be wrong.
+        # Of a text with annotations next to it, as in file 32, the annotations may be the answer.
         is_marked = name == "text" and any(
             isinstance(value, list) and value and isinstance(value[0], dict)
             for row in rows
             for value in row.values()
         )
+        # Texts next to a category (file 76) or to true and false (80) were trained as plain text.
         classes = list(_classes(names["text"], rest, fields)) if name == "text" else []
         is_sure = not classes and not is_marked
         yield _reading(name, reads, is_sure=is_sure, fields=dict(more), label_names=labels)
@@ -313,6 +323,7 @@ def _of_messages(name: str, rows: Sequence[dict[str, Any]]) -> Iterator[Reading]
         >>> reading.settings["fields"], reading.settings["roles"]
         ({'messages': 'talk', 'role': 'speaker', 'content': 'text'}, {'bot': 'assistant'})
     """
+    # `_natural` and `_preferences` read these as a pair. Here, the rejected one would be trained.
     if name in ("chosen", "rejected"):
         return
     lists = [
@@ -325,10 +336,12 @@ def _of_messages(name: str, rows: Sequence[dict[str, Any]]) -> Iterator[Reading]
     said = [message for messages in talks for message in messages]
     if not all(isinstance(message, dict) for message in said):
         return
-    # A few messages may lack a key: their rows are bad.
+    # A few messages may lack a key: their rows are bad. One message of 22 without text had refused
+    # file 635.
     least = (1 - _MAX_EMPTY) * len(said)
     named = (k for k in _SPEAKER_KEYS if sum(type(m.get(k)) is str for m in said) >= least)
     speaker = next(named, None)
+    # Calls of tools may have no content, as in file 122, which was refused for it.
     texts = [message for message in said if not message.get("tool_calls")]
     keys = (key for key in _CONTENT_KEYS if key != speaker)
     held = (k for k in keys if sum(k not in m for m in texts) <= _MAX_EMPTY * len(said))
@@ -348,6 +361,7 @@ def _of_messages(name: str, rows: Sequence[dict[str, Any]]) -> Iterator[Reading]
     beside = known.names([n for n in rows[0] if n != name], {})
     reads = {name: "messages"} | {n: ours for ours, n in beside.items() if n not in MESSAGE_FIELDS}
     settings: dict[str, Any] = {"fields": fields}
+    # Objects in place of texts (file 633) become JSON. The SQL does not quote the names in it.
     has_objects = any(isinstance(message.get(content), dict) for message in texts)
     if has_objects and all(map(str.isidentifier, (name, speaker, content))):
         row_format, reads = "chat", {name: "messages, objects in them as JSON"}
@@ -365,6 +379,7 @@ def _roles_of(speakers: list[list[str]]) -> list[dict[str, str]]:
     Rows with a rare unknown name are left to `prepare`, which quarantines them.
     """
     rows_with = Counter(name for names in speakers for name in dict.fromkeys(names))
+    # One row with an unknown speaker hid the messages of a whole file.
     least = _MAX_EMPTY * len(speakers)
     unknown = [name for name, rows in rows_with.items() if name not in SPEAKERS and rows > least]
     roles: dict[str, str] = {}
@@ -395,9 +410,11 @@ def _pairs(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Itera
         if sum(isinstance(row[name], str) for row in rows) > (1 - _MAX_EMPTY) * len(rows)
     ]
     if any(name.lower() in _SCORES for name in rows[0]):
-        # If `text1` and `text2` come with a score, neither is an answer to the other.
+        # If `text1` and `text2` come with a score (file 78), neither is an answer to the other.
         stems = Counter(re.sub(r"[\W_]*\d$", "", name) for name in texts)
         texts = [name for name in texts if stems[re.sub(r"[\W_]*\d$", "", name)] == 1]
+    # Ids, labels and system prompts neither ask nor answer. A rejected answer does not ask: one of
+    # the five ways for file 289 asked with it.
     free = [
         name
         for name in texts
@@ -406,10 +423,13 @@ def _pairs(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Itera
         and not _is_class(name)
         and not _BAD & {*_words(name)}
     ]
+    # With few values, `source` says where rows come from. In file 149, texts were shown as answers
+    # to it.
     if (held := fields.get("source")) and explanation("source", held, held.kinds.total()):
         free = [name for name in free if name != "source"]  # not the source of a translation
     asking, answering = _called(free, _QUESTION), _called(free, _ANSWER)
-    # With `expected_source`, an `expected_answer` may be what a test looks for, such as one word.
+    # With `expected_source`, an `expected_answer` may be what a test looks for: in file 514,
+    # `setup` was trained as the answer to "How do I set up my account?".
     expected = {name for name in rows[0] if "expected" in _words(name)}
     is_sure = bool(asking and answering) and not (len(expected) > 1 and expected & {*answering})
     others = [name for name in free if _has_text(name, fields) and name not in asking + answering]
@@ -458,6 +478,7 @@ def _has_text(name: str, fields: Mapping[str, Field]) -> bool:
     if name not in fields or fields[name].num_texts:
         return True
     return any(
+        # Chinese has no spaces: of file 87, the one way shown left out `q`.
         isinstance(value, str) and (" " in value.strip() or UNSPACED.search(value))
         for value in fields[name].values
     )
@@ -482,6 +503,7 @@ def _pair(
         fields["system"] = system
     reasoning = _best([n for n in rest if n not in fields.values()], _REASONING)
     usual = row_formats()[row_format].names(rows[0], {})
+    # Also without the reasoning, which a template may not write (files 176 and 181).
     for more in ({"reasoning": reasoning}, {}) if reasoning else ({},):
         reads = {name: ours for ours, name in (fields | more).items()}
         renamed = {ours: name for name, ours in reads.items() if usual.get(ours) != name}
@@ -493,12 +515,15 @@ def _plain(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Itera
     sentences = [n for n in _texts_of(rows[0], rows) if n not in fields or fields[n].num_texts]
     lists = [name for name in rows[0] if isinstance(rows[0][name], list)]
     listed = {word for name in lists for word in _words(name)}
+    # Examples of an intent were shown as turns of a chat (file 81).
     if listed & _UTTERANCES or (listed & _PIECES and not sentences):
         return  # each text needs its own row, or the text is in pieces
     others = [n for n in rows[0] if n not in sentences and not _ID_WORDS & {*_words(n)}]
+    # Either of the two may be the answer. Of file 125, only the text was shown.
     if len(sentences) == 1 and any(isinstance(rows[0][name], dict | list) for name in others):
         yield _in_json(rows, {"question": sentences, "answer": others})
         yield _in_json(rows, {"question": others, "answer": sentences})
+    # Question and answer may both be objects (file 302), which cannot be named as fields.
     objects = [name for name in others if all(isinstance(row[name], dict) for row in rows)]
     if not sentences and len(objects) == 2:
         for asks, says in (objects, objects[::-1]):
@@ -511,6 +536,7 @@ def _plain(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Itera
         labels = [n for n in rows[0] if n != texts[0] and (_is_class(n) or not is_question)]
         classes = list(_classes(texts[0], labels, fields))
         is_sure = is_named and not has_lists and not classes
+        # Questions without answers (file 77) are refused: the way shown trained the questions.
         if not is_question:
             yield _reading("text", {texts[0]: "text"}, is_sure=is_sure, fields={"text": texts[0]})
         yield from classes
@@ -526,6 +552,7 @@ def _without_prompt(reading: Reading, rows: Sequence[dict[str, Any]]) -> Iterato
     """
     texts = _texts_of(reading.trained, rows)
     others = [name for name in reading.reads if name not in texts]
+    # File 387 has an empty prompt before each tweet. As questions and answers, all are bad.
     num_asked = sum(any(str(row.get(n) or "").strip() for n in others) for row in rows)
     if reading.prompt and len(texts) == 1 and num_asked <= _MAX_EMPTY * len(rows):
         yield _reading("text", {texts[0]: "text"}, fields={"text": texts[0]})
@@ -568,6 +595,7 @@ def _with_splits(
     for name, held in fields.items():
         values = {str(value).lower(): value for value in held.values}
         rest = [str(values[each]) for each in values if each not in _HELD_OUT]
+        # In file 98, rows that `data_split` reserved for tests were trained.
         is_split = {*map(str.lower, rest)} <= {"train", "training"} or "split" in _words(name)
         if is_split and 0 < len(rest) < len(values) and name not in reading.reads:
             shown = ", ".join("'" + each.replace("'", "''") + "'" for each in rest)
@@ -597,6 +625,9 @@ def _with_speakers(
     talks = [row for row in rows if isinstance(row.get(prompt or ""), str)]
     texts = [str(row[prompt or ""]) for row in talks]
     answers = ["\n".join(str(row.get(name)) for name in reading.trained) for row in talks]
+    # Such prompts are continued without a chat template, but became turns of a chat: `User:
+    # ...\nNAME:` (file 68), `### Answer: ` (554), `<think>` that the answer closes (212), and
+    # answers that end with `###` (317).
     num_begun = sum(
         _SPOKEN.match(text) is not None
         or re.search(_SEPARATOR, text) is not None
@@ -604,6 +635,7 @@ def _with_speakers(
         or ((tag := _OPEN.search(text)) is not None and f"</{tag[1]}>" in answer)
         for text, answer in zip(texts, answers, strict=True)
     )
+    # In file 388, `Bot:` at the start of each answer was trained.
     name = _name_of_answers(texts, answers)
     if num_begun <= _MAX_EMPTY * len(texts) and name is None and not _end_on_a_label(texts):
         return [reading]
@@ -612,6 +644,7 @@ def _with_speakers(
     answer = by_role.get("completion") or by_role.get("answer")
     if not prompt or not answer or len(reading.reads) > 2:
         return made
+    # OpenAI's first fine-tuning guide asked for a space at the start of each completion.
     select = {"prompt": _sql(prompt), "completion": f"ltrim({_sql(answer)})"}
     if one := next(
         (each for each in (_ONE_TURN, _TAGGED) if all(map(each.fullmatch, texts))), None
@@ -639,6 +672,7 @@ def _end_on_a_label(prompts: Sequence[str]) -> bool:
         (True, False)
     """
     labels = Counter(found[1] for text in prompts if (found := _LABEL.search(text)))
+    # Half, because prompts of a file may end differently: 72% with `Your guess is:` in file 617.
     return max(labels.values(), default=0) >= max(2, len(prompts) / 2)
 
 
@@ -669,6 +703,7 @@ def _with_talks(
         [['messages, without the names of their speakers'], ['text']]
     """
     name, texts = _plain_texts(reading, rows)
+    # Of such texts, the questions were trained, too (files 418 and 494).
     for start in (_TALK, _TALK_LATER):
         pairs = Counter(found.groups() for text in texts if (found := start.match(text)))
         ((speakers, number),) = pairs.most_common(1) or [((), 0)]
@@ -681,6 +716,7 @@ def _with_talks(
     role = f"CASE WHEN role = '{says}' THEN 'assistant' ELSE 'user' END"
     parts = f"string_split_regex({text}, '{header}')"
     content = f"regexp_replace({parts}[i + 1], '\\s+$', '')"
+    # Other rows get NULL and are quarantined: splitting would lose the text before a speaker.
     begins = f"regexp_matches({text}, '^\\s*{asks} ?:')"
     if start is _TALK_LATER:  # the text before the first question is part of it
         content = f"CASE i WHEN 1 THEN trim({parts}[1]) || chr(10) ELSE '' END || {content}"
@@ -695,6 +731,7 @@ def _with_context(reading: Reading, rows: Sequence[dict[str, Any]]) -> Reading:
     """Return a preference reading with the context in its prompt, if the prompt lacks it."""
     names = {ours: theirs for theirs, ours in reading.reads.items()}
     texts = _texts_of(rows[0], rows)
+    # File 237 was read without the context that its chosen answers repeat.
     contexts = [name for name in texts if name.lower() in _CONTEXT and name not in reading.reads]
     if (
         reading.settings["format"] != "preference"
@@ -711,6 +748,7 @@ def _in_prompt(reading: Reading, name: str) -> Reading:
     """Return a reading that adds a field to the prompt, on a line of its own."""
     assert reading.prompt is not None
     select = {ours: _sql(theirs) for theirs, ours in reading.reads.items()}
+    # DuckDB's `concat_ws` skips NULL, so an empty field adds no line.
     both = f"concat_ws(chr(10), {_sql(reading.prompt)}, nullif({_sql(name)}, ''))"
     select[reading.reads[reading.prompt]] = both
     reads = {**reading.reads, name: "context"}
@@ -803,6 +841,7 @@ def _with_verdicts(
         kto = {"prompt": reading.prompt, "completion": next(iter(answer))}
         found.append(_reading("kto", reads, fields=kto))
         # If the answer alone tells the label, as of `yes` and `no`, it may be what the answer says.
+        # In file 510, such a label was only offered as the quality of the answer.
         told = {(str(row.get(kto["completion"])), row.get("label")) for row in rows}
         num_answers = len({said for said, _ in told})
         if len(told) == num_answers and 2 * num_answers <= len(rows):
@@ -863,6 +902,7 @@ def _nested(rows: Sequence[Mapping[str, Any]], row_format: str) -> Iterator[Made
 def _parts_of_gemini(rows: Sequence[Mapping[str, Any]]) -> Iterator[Reading]:
     """Yield a reading of Gemini messages: roles `user` and `model`, and texts in `parts`."""
     said = [message for row in rows for message in row.get("contents") or ()]
+    # The only ways for file 429 left these system prompts out, or trained JSON.
     known = ("systemInstruction", "system_instruction")
     names = [name for name in known if name in rows[0]][:1]
     systems = [row[name] for name in names for row in rows if row[name]]
@@ -901,6 +941,7 @@ def _in_two_lists(rows: Sequence[Mapping[str, Any]], row_format: str) -> Iterato
         for answer in answers:
             said = [message for row in rows for name in (prompt, answer) for message in row[name]]
             speaker, content = _KEYS[row_format]
+            # The SQL copies these two keys. Others, such as a `weight`, would be lost.
             if any(set(each) != {speaker, content} for each in said):
                 continue
             parts = [
@@ -999,6 +1040,8 @@ def _lists_of_texts(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
 
 def _are_turns(name: str, lists: Sequence[list[str]], rows: Sequence[dict[str, Any]]) -> bool:
     """Return True for lists that may be turns: by name, or two texts and no other field but ids."""
+    # Only by name, because lists of texts may also be examples of an intent (file 81). Two texts
+    # and nothing else are a question and its answer (file 477).
     if _DIALOG & {*_words(name)}:
         return all(len(value) % 2 == 0 for value in lists)
     others = [n for n in rows[0] if n != name and not _ID_WORDS & {*_words(n)}]
@@ -1013,6 +1056,7 @@ def _with_tools(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
 
     The answer is text, or tool calls in a list or as JSON text.
     """
+    # Without this reading, files 183 and 198 lost their tools, and their calls became plain JSON.
     tools = next((name for name in _TOOLS if rows[0].get(name)), None)
     texts = [name for name in _texts_of(rows[0], rows) if name != tools]
     asks = _best(texts, _QUESTION)
@@ -1061,6 +1105,7 @@ def _as_json(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
     names = [*texts, *objects]
     asking = _called(names, _QUESTION) or _called(texts, _PLAIN)
     answering = _called(names, _ANSWER)
+    # `type`, because `isinstance(True, int)` is true.
     numbers = [n for n in _called([*rows[0]], _ANSWER) if all(type(row[n]) is int for row in rows)]
     if len(names) == 1 and asking and numbers:  # such as classes by number
         yield replace(_in_json(rows, {"question": asking, "answer": numbers[:1]}), is_sure=False)
@@ -1071,6 +1116,8 @@ def _as_json(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
     else:
         answering = objects
         short = [n for n in texts if n not in asking and _rank(n, _SYSTEM) is None] + classes
+        # The short texts belong to the answer. With the entities of file 615 in the question, no
+        # way was right.
         if len(asking) == 1 and len(objects) == 1 and short:
             pairs.append((asking, [name for name in rows[0] if name in (*short, *objects)]))
         labels = [n for n in rows[0] if _CLASSES & {*_words(n)} and type(rows[0][n]) in (str, int)]
@@ -1098,6 +1145,7 @@ def _in_json(rows: Sequence[dict[str, Any]], read: Mapping[str, list[str]]) -> R
         is_json = len(names) > 1 or isinstance(rows[0][names[0]], dict | list)
         select[ours] = f"json({', '.join(map(_sql, names))})" if is_json else _sql(names[0])
         reads |= dict.fromkeys(names, f"{ours}, as JSON" if is_json else ours)
+    # Answers must be text: naming the numbers of files 15, 299 and 530 as answers failed.
     if type(rows[0][read["answer"][0]]) is int:
         select["answer"] = f"CAST({select['answer']} AS VARCHAR)"
     return _reading("question_answer", reads, select=select)
@@ -1113,6 +1161,7 @@ def _tokens(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
         )
     ]
     ids = [name for name in lists if {"tokens", "ids"} & {*_words(name)}]
+    # An attention mask tells padding from tokens, not what is trained.
     masks = [
         name
         for name in lists
@@ -1200,6 +1249,7 @@ def _number_of(name: str, values: Iterable[Any], most: int) -> str | None:
     """
     known = set(values)
     if known and all(type(value) is int for value in known):
+        # Of three choices, 0 to 1 counts from 0, and 1 to 3 from 1. With 1 to 2, both are possible.
         if min(known) == 0 and max(known) < most:
             return f"{_sql(name)} + 1"
         return _sql(name) if min(known) == 1 and max(known) == most else None
@@ -1235,6 +1285,8 @@ r"""A prompt that names its speakers and ends with the name of the one who answe
 _TAGGED = re.compile(rf"(?is)^\s*<(?:{_WHO_ASKS})>\s*(.*?)\s*<\w{{1,30}}>\s*$")
 """A prompt between tags that name the speakers, such as `<user> Hi <assistant>`."""
 
+# Files 578 and 596 continue `답변:` and `Next Subgoal:` without a chat template, but became turns.
+# \uff1a is the wide colon of Chinese (file 593).
 _LABEL = re.compile(r"(?:\n\s*(?=\w)|(?=[<\[]))([<\[]?\w[\w '-]{0,29}[:\uff1a>\]])\s*\Z")
 """End of a prompt that names what follows: a last line `Answer:`, or a tag `<assistant>`."""
 
@@ -1254,6 +1306,7 @@ def _instruct_texts(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
     """Yield readings of texts such as `<s>[INST] Hi [/INST] Hello </s>`, with one question each."""
     for name in _texts_of(rows[0], rows):
         texts = [str(row[name]) for row in rows]
+        # With a second question in it, the expression would take the rest for the answer.
         if all(text.count("[INST]") == 1 and re.match(_INSTRUCT, text) for text in texts):
             select = {
                 part: f"regexp_extract({_sql(name)}, '{_INSTRUCT}', {number})"
@@ -1278,6 +1331,8 @@ def _templated_texts(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
     texts = _texts_of(rows[0], rows)
     asks, says = _best(texts, _QUESTION), _best(texts, _ANSWER)
     pairs = [(asks, says)] if asks and says and asks != says else []
+    # Prompts that a chat template wrote (file 233) became single turns, with its marks as their
+    # text.
     for names in (*((name,) for name in texts), *pairs):
         if all(_is_templated("".join(str(row[name]) for name in names)) for row in rows):
             text = " || ".join(map(_sql, names))
@@ -1302,6 +1357,7 @@ def _is_templated(text: str) -> bool:
     )
 
 
+# File 151 was trained with `<bos>` and `<eos>` as part of its texts.
 _EDGE = r"<bos>|<eos>|</?s>|<\|(?:begin_of_text|end_of_text|endoftext)\|>"
 _EDGES = rf"^\s*(?:{_EDGE})\s*|\s*(?:{_EDGE})\s*$"
 
@@ -1352,6 +1408,8 @@ def marks_in(rows: Sequence[Any], names: Iterable[str]) -> str | None:
         if isinstance(row, dict)
     ]
     for what, mark in _MARKS.items():
+        # One name is no conversation: the questions of file 436 begin with `User:`, its answers
+        # with no name.
         least = 2 if what == SPEAKER_MARKS else 1
         if texts and all(len(mark.findall(text)) >= least for text in texts):
             return what
@@ -1395,6 +1453,7 @@ def _rank(name: str, known: Sequence[str]) -> int | None:
     words = _words(name)
     if name.lower() in known:
         return known.index(name.lower())
+    # Not `prompt_id` or `rejected_answer`.
     if len(words) < 2 or (_LABEL_WORDS | _BAD).intersection(words):
         return None
     while len(words) > 1 and words[-1] in _FILLERS:

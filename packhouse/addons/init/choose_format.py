@@ -286,6 +286,7 @@ def _candidates(
     """Try all readings of a layout on its examples and return them, the best first."""
     found: list[Candidate] = []
     rows = b"".join(map(as_line, layout.rows))
+    # Named after the bytes, because all layouts of all files share the folder.
     path = folder / f"{hashlib.sha256(rows).hexdigest()[:16]}.jsonl"
     path.write_bytes(rows)
     located = {key: value for key, value in survey.settings.items() if key not in _FOUND}
@@ -317,6 +318,7 @@ def _candidates(
             found.append(candidate)
         unread = [name for name in candidate.trial.unread if not is_reasoning(name)]
         if len(unread) == 1 and (more := with_context(reading, unread[0])) is not None:
+            # The loop goes over `readings`, so the longer reading is tried, too.
             readings.append(more)
     return sorted(found, key=lambda each: (len(each.trial.unread), not each.reading.is_sure))
 
@@ -390,12 +392,16 @@ def _unknown(
     names = row if isinstance(row, dict) else {}
     if survey.num_rows == 1 and names and all(isinstance(each, dict) for each in names.values()):
         inside = [value for each in names.values() for value in each.values()]
+        # Such as texts by intent in one object (file 115 of
+        # docs/decisions/2026-11-27-thirty-files.md), for which advice about fields was wrong.
         if any(isinstance(value, list) and value and isinstance(value[0], str) for value in inside):
             return (
                 "it is one object with lists of texts. Write one row per text, with its "
                 "answer or label."
             )
         return "its rows are the values of one object. Write them as a list."
+    # Words with a label for each (files 100 and 339): naming the fields, as the last message
+    # advises, cannot help.
     lists = [value for value in names.values() if isinstance(value, list)]
     if survey.num_rows > 1 and len(lists) > 1 and len({len(value) for value in lists}) == 1:
         return (
@@ -403,6 +409,7 @@ def _unknown(
             "word, which packhouse does not support. Write each row as a text with its answer."
         )
     for name in names:
+        # Not again once it is followed: for file 349, the advice repeated itself.
         if survey.fields[name].has_media and "media" not in given:
             if not any(held.num_texts for held in survey.fields.values()):
                 return (

@@ -261,6 +261,8 @@ def _check_header(found: Survey) -> None:
     ]
     names = ["text"] if len(found.fields) == 1 else ["question", "answer"]
     names = [f"column{n}" for n in range(1, len(found.fields) - 1)] + names
+    # For file 234 of docs/decisions/2026-11-27-thirty-files.md, a header with commas was advised,
+    # although semicolons divide its columns.
     delimiter = DELIMITERS.get(found.file_format, ",")
     for name, held in found.fields.items():
         is_sentence = len(name.split()) > 4 or name.rstrip().endswith("?")
@@ -329,6 +331,7 @@ def _refusals(
             "add it to `ignored_fields` of the source."
             for name, number in trial.unread.items()
         ]
+        # `prepare` stops at the same limit. Of 180 public files, 5 repeat 81% to 99% of their rows.
         if trial.num_repeats > recipe.audit.max_duplicates * trial.num_good:
             said.append(
                 f"{trial.num_repeats:,} of {counted(trial.num_good, 'row')} of '{proposal.path}' "
@@ -415,6 +418,8 @@ def _show_candidates(
             if unread:
                 left = ", ".join(f"{n} (text in {rows:,} examples)" for n, rows in unread.items())
                 print_text(f"leaves out {left}", 3)
+            # Otherwise, only `prepare` would tell it, after the choice: 607 answers of one public
+            # file.
             if num_joined := counts.notes.get("straddles_start"):
                 print_text(
                     f"does not train the first word of {counted(num_joined, 'answer')} of "
@@ -630,6 +635,7 @@ def recipe_text(
 
 
 def _line(key: str, value: Any, why: str = "") -> str:
+    # Without `width`, PyYAML folds long values, and the comment would follow the last line.
     line = yaml.safe_dump(
         {key: value},
         default_flow_style=None if isinstance(value, dict | list) else False,

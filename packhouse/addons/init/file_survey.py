@@ -191,6 +191,7 @@ class Survey:
 def _layout_of(row: Any) -> object:
     if type(row) is not dict:
         return type(row), speaker_key(row) if type(row) is list else None
+    # Lists of messages with `role` and with `from` are two layouts, because two formats read them.
     inner = []
     for name, value in row.items():
         if value and type(value) is list:
@@ -226,6 +227,7 @@ def survey(file: SourceFile, given: Mapping[str, Any]) -> Survey:
             found.add(records)
     if not found.layouts:
         why = found.first_bad or "it is empty"
+        # Part of a message of `read/json_parsing.py`, for objects over `MAX_FIELDS`.
         if "fields; at most" in why:
             raise refusal(file, "its rows are the values of one object. Write them as a list")
         if INVALID_ESCAPE in why:
@@ -245,6 +247,7 @@ def _fault_after_an_object(file: SourceFile) -> str | None:
     """Return what is wrong with a file that starts with an object; None if it starts otherwise."""
     head = next(iter(FileStream(file.uri, _compression_of(file))), b"")
     text = head.removeprefix(BOM).decode(errors="replace").lstrip()
+    # `strict=False` accepts raw line breaks and orjson does not, which tells the two faults apart.
     with suppress(ValueError):
         first, end = json.JSONDecoder(strict=False).raw_decode(text)
         if isinstance(first, dict):
@@ -335,6 +338,8 @@ def _divided_by(head: bytes, kind: FileFormat | None) -> FileFormat | None:
     """Return the delimited format of the first line if it differs from the file name's."""
     first = head.removeprefix(BOM).lstrip().partition(b"\n")[0]
     if kind == "csv":
+        # Excel writes semicolons where the comma is the decimal sign, and tabs in Unicode text, and
+        # both files may be named .csv.
         if first.count(b";") > first.count(b","):
             return "csv_semicolon"
         return "tsv" if b"\t" in first and b"," not in first else None
@@ -350,6 +355,8 @@ def _spans_lines(head: bytes) -> bool:
     if not begun or begun[0] != lines[0] or 2 * len(begun) >= len(lines):
         return False
     try:
+        # Comments after whole objects, as at the end of file 672 of
+        # docs/decisions/2026-11-27-thirty-files.md, took the row before them into quarantine.
         for line in begun:
             orjson.loads(line)
     except orjson.JSONDecodeError:
@@ -357,6 +364,8 @@ def _spans_lines(head: bytes) -> bool:
     return False  # each object ends in its line, so the other lines are comments
 
 
+# In file 431, all 18 objects have an invalid escape. The search for a list found the messages of
+# the first one and called the other rows superfluous.
 _LINE_PER_OBJECT = re.compile(rb"\{.*\}[ \t\r]*\n\s*\{")
 """A line with an object, whatever is broken in it, before another object; JSON needs a comma."""
 
@@ -369,6 +378,7 @@ def _field_with_rows(head: bytes) -> str | None:
     text = head.removeprefix(BOM).lstrip()
     if _LINE_PER_OBJECT.match(text):
         return None
+    # Each try reads the text from its start, so only the first 50 are made.
     for found in islice(re.finditer(rb'"\s*:\s*\[\s*\{', text), 50):
         if path := path_of_list(text[: found.end() - 1].rstrip()):
             return ".".join(path)
@@ -393,6 +403,8 @@ def _records(found: Survey) -> Iterator[Records]:
         return
     if _compression_of(file) == "none" and "encoding" not in settings:
         records = list(_ranges_of_text(found))
+        # There are no rows if records do not begin on lines of their own, as in an array on one
+        # line.
         if any(len(each.rows) for each in records):
             yield from records
             return
@@ -419,6 +431,8 @@ def _ranges_of_text(found: Survey) -> Iterator[Records]:
         start = file.size * number // _NUM_RANGES
         data = read_range(file.uri, "none", start, start + _RANGE_BYTES, file.pin)
         advance(1 / _NUM_RANGES)
+        # Both ends of a range may cut a record. The first range also loses its first line: for CSV,
+        # the header.
         lines = data[data.find(b"\n") + 1 : data.rfind(b"\n") + 1]
         if found.file_format in ("json", "objects"):  # each record starts on a new line
             yield parse_pieces(data, spans_by_layout(data)[1:-1], _RANGE_BYTES)
@@ -464,6 +478,7 @@ def guess_encoding(data: bytes) -> str | None:
         >>> guess_encoding("你好世界天空为什么是蓝色的".encode("gbk"))
         'gb18030'
     """
+    # The mark of UTF-32, which no source reads, begins with that of UTF-16.
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):
         return None if data.startswith(b"\xff\xfe\0\0") else "utf-16"
     letters = _letters_beyond_ascii(data, "utf-8")
@@ -490,6 +505,8 @@ def _has_utf8_lines(data: bytes) -> bool:
         >>> _has_utf8_lines("天空为什么\n是蓝色的".encode() + "\n天空为什么".encode("gbk"))
         True
     """
+    # File 649 was taken for GB 18030, because 3 of its 33 rows are in CP 1251. With fewer than 8
+    # bytes, other text may look like UTF-8.
     lines = [line for line in data.split(b"\n") if len(re.findall(rb"[\x80-\xff]", line)) >= 8]
     num_utf8 = sum(line.decode("utf-8", "ignore").encode() == line for line in lines)
     return num_utf8 > len(lines) / 10

@@ -605,6 +605,7 @@ def page(title: str, head: str, sections: Sequence[str], data: Mapping[str, obje
     # The policy lists exactly these scripts; the hashes must match their text in the page.
     digests = (hashlib.sha256(script.encode()).digest() for script in scripts)
     hashes = " ".join(f"'sha256-{base64.b64encode(each).decode()}'" for each in digests)
+    # No 'unsafe-eval': `page.js` runs Vega with its interpreter (`ast: true`).
     policy = f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data:"
     # Each section has its own name and title.
     titled = (re.search(r'<h2 id="h-(.*?)">(.*?)</h2>', each) for each in sections if each)

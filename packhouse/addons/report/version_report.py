@@ -127,6 +127,8 @@ SELECT split, num_tokens, count(*) AS records FROM records
 WHERE outcome IN ('over_seq_len', 'first_turn_too_long') GROUP BY ALL ORDER BY ALL
 """
 
+# `concat` cuts records: the parts of one add up to 1 in `copies`. Equal records of several sources
+# belong to the first (`arg_min`), because their ids are equal.
 _TRAINED = """
 WITH own AS (
   SELECT record_id, sum(tokens) AS tokens, sum(trained) AS trained FROM packed GROUP BY record_id

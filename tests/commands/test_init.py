@@ -303,6 +303,9 @@ ASKED: dict[str, tuple[Callable[[int, Talk], dict[str, Any]], int, list[Talk]]] 
     "choices, and letters of which one is for none": (lambda n, t: {"question": t[0],
         "choices": [t[1], bad(t)], "answer": "ABC"[n % 3]}, 1, [Talk(t[0], "ABC"[n % 3]) for n,
         t in enumerate(TALKS)]),
+    "bad answers, and rows for tests": (lambda n, t: {"prompt": t[0], "completion": t[1] if n % 2
+        else bad(t), "label": n % 2 == 1, "split": "train" if n % 3 else "test"}, 1,
+        [t for n, t in enumerate(TALKS) if n % 2 and n % 3]),
     "prompts between tags of speakers": (lambda n, t: {"prompt": f"<user> {t[0]} <assistant>",
         "completion": t[1]}, 1, TALKS),
     "prompts that end with a separator": (lambda n, t: {"prompt": f"{t[0]}\n\n###\n\n",

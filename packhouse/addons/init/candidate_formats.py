@@ -599,7 +599,10 @@ def _with_splits(
         is_split = {*map(str.lower, rest)} <= {"train", "training"} or "split" in _words(name)
         if is_split and 0 < len(rest) < len(values) and name not in reading.reads:
             shown = ", ".join("'" + each.replace("'", "''") + "'" for each in rest)
-            settings = {**reading.settings, "where": f"{_sql(name)} IN ({shown})"}
+            where = [f"{_sql(name)} IN ({shown})"]
+            if "where" in reading.settings:  # it leaves out bad answers
+                where.insert(0, reading.settings["where"])
+            settings = {**reading.settings, "where": where if len(where) > 1 else where[0]}
             reads = {**reading.reads, name: f"split: {', '.join(rest)} alone"}
             unsure = replace(reading, is_sure=False)
             return [replace(unsure, settings=settings, reads=reads), unsure]

@@ -15,7 +15,8 @@ def forks_of(*modules: str) -> ForkServerContext:
     global _imported
     context = multiprocessing.get_context("forkserver")
     if modules != _imported:
-        forkserver._forkserver._stop()  # type: ignore[attr-defined]  # no public way
+        # A running process keeps what it has imported, and no public function ends it.
+        forkserver._forkserver._stop()  # type: ignore[attr-defined]
         context.set_forkserver_preload(list(modules))
         _imported = modules
     return context

@@ -215,7 +215,7 @@ def _findings(audit: Audit, config: AuditConfig) -> Iterator[_Finding]:
         if "misplaced_rows" in counts:
             number = counts["misplaced_rows"]
             rows = counted(number, "row trains", "rows train")
-            # Without a limit of its own: here text and tokens of packhouse itself disagree.
+            # Without its own limit: here text and tokens of packhouse itself disagree.
             text = f"{rows} tokens other than those of the text to train"
             yield _Finding("misplaced_rows", source, number, counts.get("rows", 0), text)
         yield from _shares(config, source, counts, _SHARES)

@@ -375,7 +375,7 @@ class _Check:
                     }
                 )
 
-    # What a template does in one place says little about another: by a rule learnt from two probes,
+    # A template behaves differently in other places: by a rule learned from two probes,
     # 375 of 1,134 answers (21 templates) had another prompt or completion than at inference.
     def _prompt_fault(self, record: _Record, answer: _Answer, index: int) -> _Fault | None:
         """Return the fault in an answer's prompt, or None."""

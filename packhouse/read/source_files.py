@@ -194,7 +194,7 @@ def _check_uri(path: str) -> str:
             "and set them in the environment (AWS_ACCESS_KEY_ID, HF_TOKEN, ...)"
         )
     # A key of AWS may contain a slash. In `s3://KEY:SEC/RET@bucket` the netloc then ends before the
-    # `@`, so the check above misses it, and what follows the colon is no port.
+    # `@`, so the check above misses it, and what follows the colon is not a port.
     host, colon, port = parts.netloc.partition(":")
     if colon and host != "arn" and not re.fullmatch("[0-9]*", port):  # `key:sec/ret@bucket`
         raise SourceError(

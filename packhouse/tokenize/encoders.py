@@ -461,7 +461,7 @@ def _as_encoder_error(what: str) -> Iterator[None]:
         yield
     except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
-    # A panic of Rust code is raised as pyo3's PanicException, which is no `Exception`.
+    # A panic of Rust code is raised as pyo3's PanicException, which is not an `Exception`.
     except BaseException as error:
         check_interrupted()  # numpy's C API panics if a signal interrupts its first import
         first_line = str(error).strip().split("\n")[0]

@@ -704,6 +704,18 @@ def test_conversations_are_counted_although_their_texts_span_lines(project):
     assert f"{NUM_ROWS} of {2 * NUM_ROWS} rows (50.00%) are bad (control {NUM_ROWS})" in said
 
 
+def test_the_space_before_answers_goes_with_the_separators(project):
+    rows = [{"prompt": f"{t[0]} ->", "completion": f" {t[1]}"} for t in TALKS]
+    Path("a.jsonl").write_bytes(lines(rows))
+
+    code, said = project.init("a.jsonl")
+
+    assert code == 7, said
+    code, said = project.choose(said)
+    assert code == 0, said
+    assert sorted(t.answer for t in project.prepare()) == sorted(t.answer for t in TALKS)
+
+
 def test_comments_after_whole_objects_take_no_row_with_them(project):
     Path("a.jsonl").write_bytes(lines(named("question", "answer")[:3]) + b"# Add more.\n" * 4)
 

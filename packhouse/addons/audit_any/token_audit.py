@@ -198,7 +198,7 @@ class _Scan:
         # so the span is ended. With end tokens at [3 11], it ends with 11, which is not trained.
         before = np.searchsorted(ends, stops) - 1
         last = np.where(before < 0, -1, np.append(ends, -1)[before])
-        # White space may follow the end token, as in TRL's templates, and is no sign of a cut.
+        # White space may follow the end token, as in TRL's templates, and is not a sign of a cut.
         is_ended = (last >= begins) & (blanks[stops] == blanks[np.maximum(last, 0) + 1])
         is_whole = (begins == rows.offsets[rows.range_rows]) & (stops == record_ends)
         past = is_ended & (last < stops - 1) & ~is_whole  # fully trained rows have no spans to end

@@ -1411,7 +1411,7 @@ def marks_in(rows: Sequence[Any], names: Iterable[str]) -> str | None:
         if isinstance(row, dict)
     ]
     for what, mark in _MARKS.items():
-        # One name is no conversation: the questions of file 436 begin with `User:`, its answers
+        # One name is not a conversation: the questions of file 436 begin with `User:`, its answers
         # with no name.
         least = 2 if what == SPEAKER_MARKS else 1
         if texts and all(len(mark.findall(text)) >= least for text in texts):

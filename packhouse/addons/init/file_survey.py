@@ -403,7 +403,7 @@ def _records(found: Survey) -> Iterator[Records]:
         return
     if _compression_of(file) == "none" and "encoding" not in settings:
         records = list(_ranges_of_text(found))
-        # There are no rows if records do not begin on lines of their own, as in an array on one
+        # There are no rows if records do not begin on separate lines, as in an array on one
         # line.
         if any(len(each.rows) for each in records):
             yield from records

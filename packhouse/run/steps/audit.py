@@ -173,7 +173,7 @@ def compute(work: JobContext[AuditParameters], folder: Path) -> AuditFacts:
                 assert packed.facts.dedup is not None
                 near = packed.facts.dedup.near
                 found["near_duplicates"] = near.rows - near.dropped
-                # With `keep`, the user wants near duplicates on both sides: they are no leak.
+                # With `keep`, the user wants near duplicates on both sides: they are not a leak.
                 if policy != "keep":
                     found["both_sides"] += near.on_both_sides
     return AuditFacts(of=parameters.of, found=found)

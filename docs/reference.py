@@ -24,6 +24,7 @@ from packhouse.read.row_formats import row_formats
 from packhouse.read.where_select import FUNCTION_GROUPS, text_function
 from packhouse.recipe import Recipe
 from packhouse.recipe.audit_section import QUALITY_COUNTERS
+from packhouse.recipe.sections import docstrings_of
 from packhouse.records.reasons import DROP_REASONS, QUARANTINE_REASONS, Reason
 from packhouse.registry import TEXT_FUNCTIONS
 from packhouse.system.plugins import NameOf
@@ -169,37 +170,37 @@ def recipe_page() -> str:
         "`publish.store`, which is relative to the working directory. `${PACKHOUSE_X}` and "
         "`${PACKHOUSE_X:-default}` in a text are replaced from the environment.\n",
     ]
-    sections = []
+    sections, texts = [], docstrings_of(Recipe)
     for name, field in Recipe.model_fields.items():
         models = [field.annotation, *get_args(field.annotation)]
         model = next((m for m in models if inspect.isclass(m) and issubclass(m, BaseModel)), None)
         if model is None:
-            lines += key_lines(name, field)
+            lines += key_lines(name, field, texts[name])
         else:
-            sections.append((field.alias or name, model, field))
-    for name, model, field in sections:
+            sections.append((field.alias or name, model))
+    for name, model in sections:
         lines.append(f"## {name}\n")
         lines.append(f"{inspect.getdoc(model)}\n")
         if name == "sources":
-            lines.append(f"{field.description} A list, of at least one.\n")
+            lines.append(f"{texts[name]} A list, of at least one.\n")
         lines += section_lines(name, model)
     return MADE + "\n".join(lines)
 
 
 def section_lines(name: str, model: type[BaseModel]) -> list[str]:
     """Return the keys of a section and of its subsections."""
-    lines = []
+    lines, texts = [], docstrings_of(model)
     for key, field in model.model_fields.items():
         models = [field.annotation, *get_args(field.annotation)]
         inner = next((m for m in models if inspect.isclass(m) and issubclass(m, BaseModel)), None)
         if inner is None or inner is not field.annotation:
-            lines += key_lines(f"{name}.{key}", field)
+            lines += key_lines(f"{name}.{key}", field, texts[key])
         if inner is not None and get_origin(field.annotation) is not list:
             lines += section_lines(f"{name}.{key}", inner)
     return lines
 
 
-def key_lines(key: str, field: FieldInfo) -> list[str]:
+def key_lines(key: str, field: FieldInfo, text: str) -> list[str]:
     """Return heading, type, default, meaning and example of one key."""
     default = field.default
     if default is PydanticUndefined:
@@ -208,11 +209,10 @@ def key_lines(key: str, field: FieldInfo) -> list[str]:
         said = "optional"
     else:
         said = f"default `{yaml.safe_dump(default, default_flow_style=True).split(chr(10))[0]}`"
-    assert field.description, f"{key} has no docstring"
     return [
         f"### `{key}`\n",
         f"*{describe_field(field)}{bounds(field)}; {said}*\n",
-        " ".join(field.description.split()) + "\n",
+        " ".join(text.split()) + "\n",
         f"```yaml\n{example(key, field)}```\n",
     ]
 

@@ -125,11 +125,14 @@ def token_texts(ids: Sequence[int], pipeline: Pipeline | None) -> list[str]:
     """
     if pipeline is None:
         return [f"{token} " for token in ids]
-    known, held = pipeline.shown, b""
+    given = np.asarray(ids, np.int64)
+    is_known = (given >= 0) & (given < len(pipeline.shown))
+    # At once: `as_py` for each token takes 9 us of its 12.
+    found = pipeline.shown.take(pa.array(np.where(is_known, given, 0))).to_pylist()
+    held = b""
     texts: list[str] = []
-    for token in ids:
-        data = held + (known[token].as_py() if 0 <= token < len(known) else b"[%d]" % token)
-        whole, held = _whole(data)
+    for token, data, is_own in zip(ids, found, is_known.tolist(), strict=True):
+        whole, held = _whole(held + (data if is_own else b"[%d]" % token))
         texts.append(whole.decode("utf-8", "replace"))
     if held and texts:
         texts[-1] += held.decode("utf-8", "replace")
@@ -138,6 +141,8 @@ def token_texts(ids: Sequence[int], pipeline: Pipeline | None) -> list[str]:
 
 def _whole(data: bytes) -> tuple[bytes, bytes]:
     r"""Split off an incomplete UTF-8 character at the end: b"a\xf0\x9f" -> b"a", b"\xf0\x9f"."""
+    if data[-1:].isascii():
+        return data, b""
     for back in range(1, min(3, len(data)) + 1):
         byte = data[-back]
         if byte >= 0xC0:  # first byte of a character of 2 to 4 bytes: 110xxxxx, 1110xxxx, 11110xxx

@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails
 
 from packhouse.errors import ConfigError
 from packhouse.recipe.recipe import Recipe
-from packhouse.recipe.sections import HUB_NAME, IN_A_FILE, SourceConfig
+from packhouse.recipe.sections import HUB_NAME, IN_A_FILE, SourceConfig, docstrings_of
 from packhouse.system.wording import near_files, near_name
 
 # Messages name the line and the key, and what is allowed or was probably meant.
@@ -89,8 +89,8 @@ def _explain(item: ErrorDetails, owner: type[BaseModel]) -> str:
             near_name(str(loc[-1]), names) or f"; known: {', '.join(names)}"
         )
     if kind == "missing":
-        missing = owner.model_fields.get(str(loc[-1]))
-        what = " ".join((missing.description or "").partition(".")[0].split()) if missing else ""
+        text = docstrings_of(owner).get(str(loc[-1]), "")
+        what = " ".join(text.partition(".")[0].split())
         return f"'{key}' is missing" + (f": {what[:1].lower()}{what[1:]}" if what else "")
     if kind == "literal_error":
         allowed = re.findall("'([^']+)'", facts["expected"])

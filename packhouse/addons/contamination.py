@@ -36,6 +36,7 @@ from packhouse.records.message_rules import FlatMessages
 from packhouse.records.preference_pairs import REJECTED, both_sides
 from packhouse.records.table_schemas import read_table, write_table
 from packhouse.render.template_arguments import parsed_arguments
+from packhouse.run.moved_shards import Move, moved_places
 from packhouse.run.step import Job, JobContext, Ref, Step
 from packhouse.run.steps.validate import VALIDATE
 from packhouse.system.fingerprint import canonical_json
@@ -335,6 +336,10 @@ def contamination_of(work: JobContext[Any]) -> dict[str, Any]:
     return found | {"on_match": work.recipe.audit.on_match}
 
 
+def _moved(facts: BenchmarkFacts, move: Move) -> BenchmarkFacts:
+    return BenchmarkFacts(found=moved_places(facts.found, move.rows))
+
+
 BENCHMARKS = Step(
     name="benchmarks",
     title="Conversations in, those that share words with a benchmark out.",
@@ -342,4 +347,5 @@ BENCHMARKS = Step(
     libraries=("numpy", "pyarrow"),
     facts=BenchmarkFacts,
     compute=compute,
+    move=_moved,
 )

@@ -82,17 +82,14 @@ class DelimitedFile(TextFile):
         self.header = tuple(names)
         return start + len(line)
 
-    def boundary(self, data: bytearray) -> int | None:
-        """Return the last record end within a shard's size, else the first one after it."""
-        if b'"' not in data and (end := data.rfind(b"\n", 0, self.max_shard_bytes) + 1):
-            return end
+    def ends(self, data: bytearray) -> Ints:
+        """Return the ends of records from which a cut is chosen; see `TextFile`."""
+        # From the start of the shard, because quotes tell which newlines end a record.
         ends = record_ends(data[: self.max_shard_bytes], self.delimiter)
         if not len(ends):
-            ends = record_ends(data, self.delimiter)
-        within = ends[ends <= self.max_shard_bytes]
-        if len(within):
-            return int(within[-1])
-        return int(ends[0]) if len(ends) else None
+            ends = record_ends(data, self.delimiter)[:1]
+        within = ends[ends > self.max_shard_bytes // 2]
+        return within if len(within) else ends[-1:]
 
     def find_open(self, data: bytearray) -> tuple[int, str]:
         """Return the offset of the quote that is never closed."""

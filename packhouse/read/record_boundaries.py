@@ -2,8 +2,9 @@
 
 A subclass of `TextFile` for each kind of file finds record boundaries and parses records; JSON
 Lines is the simplest. `cut` is fed a file's uncompressed bytes in chunks, buffers those of the
-current shard, and cuts at the last record boundary within `max_shard_bytes`. Chunk sizes never
-change a cut.
+current shard, and cuts after the record in the second half of `max_shard_bytes` with the smallest
+checksum. Chunk sizes never change a cut, and an inserted row changes one shard: the next cuts are
+after the same records as before.
 """
 
 import hashlib
@@ -17,6 +18,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from functools import cache, partial
 from itertools import chain, islice, pairwise
 from typing import Any, ClassVar
+from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
@@ -50,7 +52,10 @@ BLOCK_BYTES = 2**21
 and small enough that its rows stay in the processor's cache: 1 MB blocks take a third of the time
 of 32 MB blocks."""
 
-_COMMA, _CLOSE = b",}"
+_MAX_CANDIDATES = 2**17
+"""Records, after one of which a shard is cut. Checksums of more tiny ones would take seconds."""
+
+_COMMA, _CLOSE, _NEWLINE = b",}\n"
 _IS_SPACE = np.isin(np.arange(256), list(b" \t\n\r\v\f"))
 
 
@@ -94,8 +99,20 @@ class TextFile(ABC):
     notes: dict[str, int] = field(default_factory=dict)
 
     @abstractmethod
+    def ends(self, data: bytearray) -> Ints:
+        """Return the ends of records in the second half of a shard's size.
+
+        Without any, return the last one in its first half, else the first one after it, else none.
+        """
+
     def boundary(self, data: bytearray) -> int | None:
-        """Return the last record boundary within a shard, else the first one, else None."""
+        """Return the end of the record after which a shard is cut; None if none has ended."""
+        ends: list[int] = self.ends(data)[:_MAX_CANDIDATES].tolist()
+        if len(ends) < 3:  # no choice: a record's bytes begin at the end of the one before it
+            return ends[-1] if ends else None
+        with memoryview(data) as view:
+            checksums = [crc32(view[start:end]) for start, end in pairwise(ends)]
+        return ends[1 + checksums.index(min(checksums))]
 
     @abstractmethod
     def spans(self, data: bytes | bytearray) -> Ints:
@@ -227,15 +244,22 @@ class TextFile(ABC):
 class LinesFile(TextFile):
     """JSON Lines: records end at newlines."""
 
+    def ends(self, data: bytearray) -> Ints:
+        """Return the ends of records from which a cut is chosen; see `TextFile`."""
+        half = self.max_shard_bytes // 2
+        ends = self.ends_between(data, half, self.max_shard_bytes)
+        last = None if len(ends) else self.last_end(data, 0, self.max_shard_bytes)
+        return ends if last is None else np.array([last])
+
+    def ends_between(self, data: bytearray, start: int, stop: int) -> Ints:
+        """Return the ends of records within [start, stop)."""
+        return np.flatnonzero(np.frombuffer(data[start:stop], np.uint8) == _NEWLINE) + start + 1
+
     def last_end(self, data: bytes | bytearray, start: int, size: int) -> int | None:
         """Return the end of the last record within `size` bytes, else of the first one, or None."""
         # Only a newline ends a line; U+2028, U+0085 and a lone carriage return are text.
         end = data.rfind(b"\n", start, start + size) + 1
         return end or data.find(b"\n", start + size) + 1 or None
-
-    def boundary(self, data: bytearray) -> int | None:
-        """Return the end of the last record within a shard, else of the first one, or None."""
-        return self.last_end(data, 0, self.max_shard_bytes)
 
     @staticmethod
     def spans(data: bytes | bytearray) -> Ints:
@@ -332,6 +356,10 @@ class ObjectsFile(LinesFile):
     Two objects with a comma between them are split if together they are not valid JSON.
     """
 
+    def ends_between(self, data: bytearray, start: int, stop: int) -> Ints:
+        """Return the ends of objects within [start, stop)."""
+        return np.fromiter(_ends(data, start, stop), np.int64)
+
     def last_end(self, data: bytes | bytearray, start: int, size: int) -> int | None:
         """Return the end of the last object within `size` bytes, else of the first one, or None."""
         last = deque(_ends(data, start, start + size), maxlen=1) or islice(_ends(data, start), 1)
@@ -374,8 +402,8 @@ class ArrayFile(TextFile):
     separator = re.compile(rb"(,\s*)?")
     has_bracket = True
     """False if the file begins with an object."""
-    num_elements = 0
-    """Elements before the last boundary that was found."""
+    commas = np.zeros(0, np.int64)
+    """Commas between the elements of the current shard, and maybe some after it."""
     path: Sequence[str] = ()
     """With `rows_at`: the fields that lead to the list."""
 
@@ -401,23 +429,22 @@ class ArrayFile(TextFile):
             start += has_bracket
         return len(head) - len(head[start:].lstrip())
 
-    def boundary(self, data: bytearray) -> int | None:
-        """Return the last comma within a shard's size, else the first comma after it."""
+    def ends(self, data: bytearray) -> Ints:
+        """Return the commas from which a cut is chosen; see `TextFile`."""
         # One byte more, since the comma itself is not part of the shard: an element that fills the
         # shard exactly still ends in it.
         commas = split_elements(data[: self.max_shard_bytes + 1]).commas
-        self.num_elements = len(commas)
-        if len(commas):
-            return int(commas[-1])
-        commas = split_elements(data).commas
-        self.num_elements = 1
-        return int(commas[0]) if len(commas) else None
+        if not len(commas):
+            commas = split_elements(data).commas[:1]
+        self.commas = commas
+        within = commas[commas >= self.max_shard_bytes // 2]
+        return within if len(within) else commas[-1:]
 
     def count(self, data: bytearray, *, is_last: bool) -> int | None:
-        """Return the count of `boundary`. The last shard is not counted: nothing needs it."""
+        """Count elements by the commas of `ends`. Nothing needs the count of the last shard."""
         if data.isspace() or not data:
             return 0
-        return None if is_last else self.num_elements
+        return None if is_last else int(np.searchsorted(self.commas, len(data))) + 1
 
     def end(self, rest: bytearray) -> int:
         """Return the end of the last element, before the closing bracket.

@@ -1,9 +1,10 @@
 """Cut the files of a source into shards: byte ranges of whole records.
 
-A shard ends at the last record boundary within `max_shard_bytes` of its start, so a cut depends
-only on the bytes before it: appending rows to a JSONL file or a JSON array leaves all earlier
-shards unchanged, and their cached results are found again. One pass per file hashes it, counts its
-records and finds the cuts. It needs memory for two shards at most.
+A shard of a text file has at most `max_shard_bytes` and ends after the record in its second half
+that has the smallest checksum. So appended rows leave all earlier shards unchanged, and their
+cached results are found again. A changed or inserted row changes one shard; those after it move
+(`packhouse.run.moved_shards`). One pass per file hashes it, counts its records and finds the cuts.
+It needs memory for two shards at most.
 """
 
 import hashlib

@@ -226,7 +226,8 @@ def obsolete_keys(before: Iterable[LastJob], now: Iterable[SourceShard]) -> set[
         now: shards of this run.
     """
     shards = list(now)
-    files, contents = {shard.file for shard in shards}, {shard.sha256 for shard in shards}
+    files = {shard.file for shard in shards}
+    contents = {(shard.sha256, shard.row_start, shard.byte_start) for shard in shards}
     gone: set[str] = set()
     # a.jsonl had shards 1 and 2; after an append it has 1 and 3. Everything made from shard 2 is
     # obsolete: its validate, format and tokenize jobs, then pack and all later steps.
@@ -234,7 +235,8 @@ def obsolete_keys(before: Iterable[LastJob], now: Iterable[SourceShard]) -> set[
     for job in before:
         parts = job.parts
         shard = parts.get("shard", {})
-        is_changed = shard.get("file") in files and shard["sha256"] not in contents
+        place = tuple(map(shard.get, ("sha256", "row_start", "byte_start")))
+        is_changed = shard.get("file") in files and place not in contents
         is_of_changed = gone.intersection(parts.get("inputs", [parts.get("input")]))
         if is_changed or is_of_changed or (gone and parts.get("of") in _OF_ALL_SHARDS):
             gone.add(job.key)

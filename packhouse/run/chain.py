@@ -25,7 +25,7 @@ import logging
 import shlex
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -45,6 +45,7 @@ from packhouse.run.cache_eviction import (
     pin_steps,
     save_last_run,
 )
+from packhouse.run.moved_shards import Move, find_moves
 from packhouse.run.step import AnyJob, Job, LocalRunner, Run
 from packhouse.run.step_cache import AnyReceipt, Mirror, Workspace, open_mirror
 from packhouse.run.steps import (
@@ -326,7 +327,8 @@ def prepare(
                 in_mb(room.free_bytes),
                 in_mb(needed),
             )
-        steps = _Steps(recipe, run, workspace, plan, mirror)
+        moves = find_moves((*plan, *plan.side_jobs), last_run)
+        steps = _Steps(recipe, run, workspace, plan, mirror, moves)
 
         validated = steps.do(plan.validate)
         steps.check_rows()
@@ -394,10 +396,16 @@ class _Steps:
     """Steps of a run that are done, with their receipts and times."""
 
     def __init__(
-        self, recipe: Recipe, run: Run, workspace: Workspace, plan: Plan, mirror: Mirror | None
+        self,
+        recipe: Recipe,
+        run: Run,
+        workspace: Workspace,
+        plan: Plan,
+        mirror: Mirror | None,
+        moves: Mapping[str, Move],
     ) -> None:
         self.recipe, self.run, self.workspace = recipe, run, workspace
-        self.plan, self.mirror = plan, mirror
+        self.plan, self.mirror, self.moves = plan, mirror, moves
         self.done: list[AnyReceipt] = []
         self.seconds: dict[str, float] = {}
 
@@ -408,7 +416,7 @@ class _Steps:
         start = time.perf_counter()
         refs = [each.ref for job in jobs for each in (job, *job.side_jobs)]
         with self.mirror.sharing(refs) if self.mirror else nullcontext():
-            receipts = self.run(jobs)
+            receipts = self.run([self._with_move(job) for job in jobs])
         step, seconds = receipts[0].step, time.perf_counter() - start
         self.seconds[step] = seconds
         facts = [receipt.facts for receipt in receipts if isinstance(receipt.facts, RowCounts)]
@@ -426,6 +434,11 @@ class _Steps:
         say(f"{number}/{len(STEPS)} {step:<8} {what:>18}", seconds)
         self.done += receipts
         return receipts
+
+    def _with_move(self, job: AnyJob) -> AnyJob:
+        """Return a job that may copy the output of a job of the last run."""
+        side_jobs = tuple(map(self._with_move, job.side_jobs))
+        return replace(job, moved_from=self.moves.get(job.key), side_jobs=side_jobs)
 
     def check_rows(self) -> GateResult:
         """Check that rows are left, and that not too many were bad in the steps so far."""

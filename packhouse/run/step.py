@@ -43,6 +43,7 @@ from packhouse.recipe import Recipe
 from packhouse.recipe.recipe import plugins_of
 from packhouse.records.table_schemas import read_table
 from packhouse.render.renderer import load_encoders
+from packhouse.run.moved_shards import Move, copy_moved
 from packhouse.run.step_cache import AnyReceipt, Receipt, Workspace
 from packhouse.system.fingerprint import canonical_json, digest, library_versions
 from packhouse.system.progress import job_done, step_progress
@@ -92,6 +93,8 @@ class Step(Generic[P, F]):
     """Output file -> name of the contract that it must satisfy."""
     after_each_run: "Callable[[JobContext[P], Receipt[F]], Receipt[F]] | None" = None
     """Called after each job, cached or not, for work that every run must repeat."""
+    move: "Callable[[F, Move], F] | None" = None
+    """Numbers the rows in the facts anew; None if facts name no rows."""
 
     def job(
         self,
@@ -175,6 +178,8 @@ class Job(Generic[P_co]):
     """Approximate input size in bytes, used to group jobs into tasks."""
     side_jobs: "tuple[AnyJob, ...]" = ()
     """Jobs that run right after it, in the same task."""
+    moved_from: Move | None = None
+    """Job of the last run whose output it can copy."""
 
     @property
     def ref(self) -> Ref:
@@ -236,7 +241,13 @@ def execute(job: AnyJob, recipe: Recipe, workspace: Workspace) -> AnyReceipt:
     step, work = job.step, JobContext(job=job, recipe=recipe, workspace=workspace)
 
     def compute(folder: Path) -> dict[str, object]:
-        facts = step.compute(work, folder)
+        move = job.moved_from
+        old = workspace.steps.find(step.name, move.key, step.read_facts) if move else None
+        if move is None or old is None:
+            facts = step.compute(work, folder)
+        else:
+            copy_moved(old, move, folder)
+            facts = old.facts if step.move is None else step.move(old.facts, move)
         for name, contract in step.contracts.items():
             if (folder / name).exists():  # a quarantine file exists only if there are bad rows
                 workspace.check(contract, read_table(folder / name))

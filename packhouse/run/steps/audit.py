@@ -29,6 +29,7 @@ from packhouse.records.preference_pairs import REJECTED
 from packhouse.records.table_schemas import read_table
 from packhouse.registry import function_of_addon
 from packhouse.render.renderer import run_template
+from packhouse.run.moved_shards import Move, moved_places
 from packhouse.run.packs_and_records import read_records
 from packhouse.run.step import Job, JobContext, Step
 from packhouse.run.steps.files import FILES
@@ -198,6 +199,10 @@ def _rejected_files(work: JobContext[AuditParameters]) -> tuple[Path, Path] | No
     return validated.path(REJECTED), formatted.path(REJECTED)
 
 
+def _moved(facts: AuditFacts, move: Move) -> AuditFacts:
+    return AuditFacts(of=facts.of, found=moved_places(facts.found, move.rows))
+
+
 AUDIT = Step(
     name="audit",
     title="Measure what the tokens would teach a model.",
@@ -205,6 +210,7 @@ AUDIT = Step(
     libraries=("numpy", "pyarrow"),
     facts=AuditFacts,
     compute=compute,
+    move=_moved,
 )
 
 

@@ -25,6 +25,7 @@ from packhouse.records import message_rules
 from packhouse.records.ledger import Filter, RenderCounts, RowCounts, filters_of
 from packhouse.records.record_ids import GroupBy
 from packhouse.records.table_schemas import REFUSED, read_table, write_table
+from packhouse.run.moved_shards import Move
 from packhouse.run.step import Job, JobContext, Step
 from packhouse.run.step_cache import AnyReceipt, Receipt
 from packhouse.system.escaping import for_terminal
@@ -348,6 +349,20 @@ def write_with_reasons(path: Path, rows: pa.Table) -> dict[str, int]:
     return dict(sorted(Counter(rows["reason"].to_pylist()).items()))
 
 
+def _moved(facts: ValidateFacts, move: Move) -> ValidateFacts:
+    """Number the rows in facts anew, as in `packhouse.run.moved_shards`."""
+    unread = {
+        name: replace(
+            each,
+            row=each.row + move.rows,
+            byte_offset=None if each.byte_offset is None else each.byte_offset + move.num_bytes,
+        )
+        for name, each in facts.unread_text.items()
+    }
+    origin = replace(facts.origin, row_start=facts.origin.row_start + move.rows)
+    return replace(facts, unread_text=unread, origin=origin)
+
+
 VALIDATE = Step(
     name="validate",
     title="Read raw rows and separate conversations from bad rows.",
@@ -355,6 +370,7 @@ VALIDATE = Step(
     libraries=("numpy", "orjson", "pyarrow"),
     facts=ValidateFacts,
     compute=compute,
+    move=_moved,
     contracts={
         "validated.arrow": "validated",
         "tokens.arrow": "tokenized",

@@ -403,7 +403,7 @@ class ArrayFile(TextFile):
     has_bracket = True
     """False if the file begins with an object."""
     commas = np.zeros(0, np.int64)
-    """Commas between the elements of the current shard, and maybe some after it."""
+    """Offsets in the file of the commas between elements that were found last."""
     path: Sequence[str] = ()
     """With `rows_at`: the fields that lead to the list."""
 
@@ -431,12 +431,17 @@ class ArrayFile(TextFile):
 
     def ends(self, data: bytearray) -> Ints:
         """Return the commas from which a cut is chosen; see `TextFile`."""
+        # Those after the last cut are known; otherwise a quarter of the file is split twice.
+        commas = self.commas[self.commas > self.position] - self.position
+        # Where a comma is missing, the next element begins at the offset itself.
+        start = int(commas[-1]) + (data[commas[-1]] == _COMMA) if len(commas) else 0
         # One byte more, since the comma itself is not part of the shard: an element that fills the
         # shard exactly still ends in it.
-        commas = split_elements(data[: self.max_shard_bytes + 1]).commas
+        found = split_elements(data[start : self.max_shard_bytes + 1]).commas
+        commas = np.append(commas, found + start)
         if not len(commas):
             commas = split_elements(data).commas[:1]
-        self.commas = commas
+        self.commas = commas + self.position
         within = commas[commas >= self.max_shard_bytes // 2]
         return within if len(within) else commas[-1:]
 
@@ -444,7 +449,7 @@ class ArrayFile(TextFile):
         """Count elements by the commas of `ends`. Nothing needs the count of the last shard."""
         if data.isspace() or not data:
             return 0
-        return None if is_last else int(np.searchsorted(self.commas, len(data))) + 1
+        return None if is_last else int(np.searchsorted(self.commas, self.position + len(data))) + 1
 
     def end(self, rest: bytearray) -> int:
         """Return the end of the last element, before the closing bracket.

@@ -10,11 +10,12 @@ from packhouse.pack.strategies import STRATEGIES
 from packhouse.read.conversation_formats import CONVERSATION_FORMATS
 from packhouse.read.single_turn_formats import TEXT_FORMATS
 from packhouse.recipe import FormatConfig
+from packhouse.recipe.sections import docstrings_of
 from packhouse.render import single_turn
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 FORMATS = DOCS / "how-to" / "own-format.md"
-TEMPLATE = FormatConfig.model_fields["template"].description or ""
+TEMPLATE = docstrings_of(FormatConfig)["template"]
 
 
 def first_cells(text: str) -> set[str]:

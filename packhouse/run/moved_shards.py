@@ -6,7 +6,7 @@ their steps other keys. The files of the last run need only these numbers, which
 the time of making them again.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -33,7 +33,7 @@ class Move(NamedTuple):
     """To add to its byte offsets."""
 
 
-def find_moves(jobs: "Iterable[AnyJob]", last_run: "Iterable[LastJob]") -> dict[str, Move]:
+def find_moves(jobs: "Sequence[AnyJob]", last_run: "Collection[LastJob]") -> dict[str, Move]:
     """Return the moves of jobs that the last run did for the same bytes at another place.
 
     Args:
@@ -43,16 +43,21 @@ def find_moves(jobs: "Iterable[AnyJob]", last_run: "Iterable[LastJob]") -> dict[
     Returns:
         Key of a job -> the job of the last run, and how far its rows and bytes moved.
     """
-    known = {_identity(job.step, job.parts, job.shard): job for job in last_run}
+    keys, last_keys = {job.key for job in jobs}, {job.key for job in last_run}
+    # Only what changed, so that an unchanged run with thousands of files digests nothing.
+    gone = [job for job in last_run if job.key not in keys]
+    known = {_identity(job.step, job.parts, job.shard): job for job in gone}
     moves: dict[str, Move] = {}
     for job in jobs:
+        if job.key in last_keys:
+            continue
         inputs = cast("list[str]", job.parts["inputs"])
         of_inputs = [moves[key] for key in inputs if key in moves]
         parts = {**job.parts, "inputs": [moves[k].key if k in moves else k for k in inputs]}
         shard = getattr(job.parameters, "shard", None)
         now = None if shard is None else asdict(shard)
         old = known.get(_identity(job.step.name, parts, now))
-        if old is None or old.key == job.key:
+        if old is None:
             continue
         if of_inputs:
             moves[job.key] = of_inputs[0]._replace(key=old.key)

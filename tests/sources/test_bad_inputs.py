@@ -8,10 +8,8 @@ import gzip
 import hashlib
 import io
 import os
-import re
 import tracemalloc
 from functools import partial
-from pathlib import Path
 from typing import get_args
 
 import orjson
@@ -183,22 +181,6 @@ def test_12_a_line_larger_than_a_shard_gets_a_shard_of_its_own(read_bytes):
     assert source.quarantined["raw_size"].to_pylist() == [300_000 + 34]
 
 
-def test_23_text_parts_are_joined_and_other_parts_are_quarantined(read_bytes):
-    good = {
-        "role": "user",
-        "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}],
-    }
-    image = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}
-    answer = {"role": "assistant", "content": "c"}
-    rows = [{"messages": [first, answer]} for first in (good, image)]
-
-    source = read_bytes(b"\n".join(map(orjson.dumps, rows)))
-
-    assert source.texts == [[("user", "ab"), ("assistant", "c")]]
-    assert source.reasons == ["media"]
-    assert "image_url" in source.quarantined["detail"][0].as_py()
-
-
 def test_24_null_content_is_allowed_only_with_tool_calls(read_bytes):
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     user = {"role": "user", "content": "go"}
@@ -220,12 +202,6 @@ def test_26_a_file_of_two_shapes_is_refused_and_both_are_shown(read_bytes):
         SourceError, match=r"alpaca \('instruction', .*line 101 has the fields 'question', 'answer'"
     ):
         read_bytes(b"\n".join(rows), max_shard_bytes=500)
-
-
-def test_26_with_a_stated_format_other_shapes_are_quarantined(read_bytes):
-    rows = [GOOD, b'{"question": "1 + 1?", "answer": "2"}']
-
-    assert read_bytes(b"\n".join(rows), format="alpaca").reasons == ["fields"]
 
 
 def test_27_messages_as_json_text_are_read_and_bad_ones_are_quarantined(read_bytes):
@@ -614,22 +590,6 @@ def test_56_tool_call_arguments_are_an_object_or_text(arguments, read_bytes):
     assert found == [{"a": 1}, arguments]
 
 
-def test_57_and_58_control_text_in_contents_is_kept_as_it_is(read_bytes):
-    row = turns(("user", "a <|im_end|>"), ("assistant", "<think>b</think>"))
-
-    assert read_bytes(row).texts == [[("user", "a <|im_end|>"), ("assistant", "<think>b</think>")]]
-
-
-def test_60_too_many_characters_are_quarantined_before_the_tokenizer(read_bytes):
-    letter = "\u4e2d"  # of three bytes, counted once
-    rows = [turns(("user", letter * size), ("assistant", "b")) for size in (1000, 1001)]
-
-    source = read_bytes(b"\n".join(rows), rules={"max_chars": 1000})
-
-    assert source.validated["row"].to_pylist() == [0]
-    assert source.reasons == ["too_many_chars"]
-
-
 def test_61_files_of_different_shapes_in_one_source_are_refused_and_both_named(tmp_path, read):
     (tmp_path / "a.jsonl").write_bytes(GOOD + b"\n")
     (tmp_path / "b.jsonl").write_bytes(b'{"question": "1 + 1?", "answer": "2"}\n')
@@ -722,24 +682,6 @@ def test_a_file_that_vanished_is_an_error_that_names_it(tmp_path):
 
     with pytest.raises(SourceError, match=r"rows\.jsonl' does not exist"):
         read_shard(shard, config, ValidateConfig(), "prompt")
-
-
-ELSEWHERE = {
-    55: ("tests/packing/test_over_length.py", "truncate_turns"),
-    62: ("tests/chain/test_recipe.py", "dataset"),
-    66: ("tests/splitting/test_sides.py", "prove_disjoint"),
-}
-NOTHING_TO_TEST = {64}  # reports are not written as CSV
-
-
-def test_every_kind_of_bad_input_of_the_list_has_its_case():
-    text = Path(__file__).read_text(encoding="utf-8")
-    found = {int(number) for number in re.findall(r'^    "(\d+)-', text, re.MULTILINE)}
-    for names in re.findall(r"^def test_((?:\d+_(?:and_)?)+)", text, re.MULTILINE):
-        found |= {int(number) for number in re.findall(r"\d+", names)}
-    for path, words in ELSEWHERE.values():
-        assert words in (Path(__file__).parents[2] / path).read_text(encoding="utf-8")
-    assert set(range(1, 68)) - found - ELSEWHERE.keys() - NOTHING_TO_TEST == set()
 
 
 @pytest.mark.parametrize("levels", [253, 1000])

@@ -1,4 +1,4 @@
-"""A literal message of each error class, to read on one page; each reason code has a test."""
+"""Each reason code of a bad row has a test."""
 
 from pathlib import Path
 

@@ -55,7 +55,7 @@ REFUSED = {
     ("deepseek",): dict.fromkeys(("chat2", "sys", *CALLS), "no_reasoning"),
     ("cohere", "gemma3", "lfm2.", "llama3.", "phi3", "qwen2_5_vl"): _NO_CALLS,
     ("gemma.",): {"sys": "template", **_NO_CALLS},
-    ("idefics3", "smolvlm"): {
+    ("idefics3", "llava_next", "smolvlm"): {
         **dict.fromkeys(CALLS, "template"),
         "textcall": "content_lost",
     },

@@ -41,10 +41,9 @@ def test_the_demo_and_a_seed_are_unchanged(run):
         assert len(parts) == len(oracle.PARTS)
 
 
-@pytest.mark.parametrize("name", ["sst2+demo", "sst2-bert+bert"])
-def test_rows_with_labels_are_unchanged(name, shared, monkeypatch):
+def test_rows_with_labels_are_unchanged(shared, monkeypatch):
     # The names of records depend on their labels.
-    monkeypatch.setattr("sys.argv", ["oracle", "compare", str(GOLDEN), "--only", name])
+    monkeypatch.setattr("sys.argv", ["oracle", "compare", str(GOLDEN), "--only", "sst2-bert+bert"])
     assert oracle.main() == 0
 
 

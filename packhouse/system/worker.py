@@ -71,6 +71,7 @@ _ROW_TIMES = 30  # a long conversation is rendered once for each of its turns
 _BYTES_PER_SECOND = 50_000  # minimum speed of a batch; HF encodes 2 MB/s
 # A worker that sleeps or is blocked uses no CPU time, so silence has a separate limit.
 _QUIET_S = 600
+_END_S = 10  # a process that was killed or is exiting may take this long on a busy machine
 _IDLE_S = 60.0  # the steps of a run follow one another within seconds
 _MAX_REPLY_BYTES = 2**30
 _READ_BYTES = 2**20
@@ -300,7 +301,7 @@ class _Forked:
         global _forks
         if self._life.fileno() < 0:
             return self._code
-        self._life.settimeout(10 if timeout is None else max(timeout, 0.001))
+        self._life.settimeout(_END_S if timeout is None else max(timeout, 0.001))
         try:
             said = self._life.recv(4)
         except TimeoutError:
@@ -422,10 +423,10 @@ class _Worker:
         return for_terminal(text) or "before the first row", seconds
 
     def end(self) -> None:
-        """End the process; if it is already exiting, wait up to 10 s for its exit code."""
+        """End the process; if it is already exiting, wait up to `_END_S` for its exit code."""
         self.socket.close()
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(10 if self._is_ending else 0)
+            self._process.wait(_END_S if self._is_ending else 0)
         self._process.kill()
         self.code = self._process.wait()
         self._stderr.seek(max(0, self._stderr.seek(0, os.SEEK_END) - 1000))

@@ -15,11 +15,10 @@ from packhouse.auditing.audit_limits import check_audit
 from packhouse.auditing.shard_audit import audit_packs, audit_records
 from packhouse.auditing.token_checks import NUM_WORST
 from packhouse.cli import cli
-from packhouse.errors import AuditError, EmptyDatasetError, QuarantineLimitError
+from packhouse.errors import AuditError
 from packhouse.recipe import AuditConfig, PublishConfig
-from packhouse.records.ledger import LedgerLine, check_quarantine
 from packhouse.records.table_schemas import LINEAGE, PACKED
-from packhouse.store import Drift, open_version
+from packhouse.store import Drift
 from packhouse.store.manifest import read_audit
 from tests.audit.conftest import SUMS, Sums
 
@@ -192,18 +191,6 @@ def test_limits_decide_no_byte_and_hold_at_every_run(repeating):
     assert all(receipt.cached for receipt in again.receipts)
 
 
-def test_the_result_is_in_the_manifest_and_shown(project):
-    published = project.prepare()
-    opened = open_version(published.store, "sums")
-    audit = opened.manifest.audit
-    assert audit["dataset"]["turns"] == audit["dataset"]["rows"] == 40
-    assert audit["dataset"]["leaked_headers"] == audit["packs"]["untrained_packs"] == 0
-    assert audit["sources"].keys() == {"sums"}
-    assert "audit" not in opened.manifest.configuration
-    shown = CliRunner().invoke(cli, ["show", f"{published.store}/sums"]).stdout
-    assert "100.00%" in shown
-
-
 def test_a_misplaced_mask_stops_the_run_whatever_the_limits():
     counts = {"answer_bytes": 9, "untrained_answer_bytes": 0, "trained_prompt_bytes": 0}
     rows = [{"source": "a/a.jsonl", "row": 7, "record_id": "r", "value": 1}]
@@ -262,22 +249,6 @@ def test_an_error_of_the_audit_carries_all_results_the_good_ones_too():
     assert [(r.name, r.value) for r in failed] == [("audit.max_duplicates", 0.42)]
     assert failed[0].detail in str(caught.value)
     assert len(caught.value.gates) > 10
-
-
-@pytest.mark.parametrize(
-    ("bad", "limit", "error"),
-    [(3, 0.05, None), (6, 0.05, QuarantineLimitError), (100, 1.0, EmptyDatasetError)],
-)
-def test_the_share_of_bad_rows_is_the_value_of_a_result_or_of_an_error(bad, limit, error):
-    line = LedgerLine(step="validate", rows_in=100, rows_out=100 - bad, quarantined={"json": bad})
-    if error is None:
-        result = check_quarantine([line], limit)
-    else:
-        with pytest.raises(error) as caught:
-            check_quarantine([line], limit)
-        (result,) = caught.value.gates
-    assert result.outcome == ("failed" if error else "passed")
-    assert (result.value, result.limit, result.total) == (bad / 100, limit, 100)
 
 
 def test_drift_without_a_limit_passes_and_one_that_nobody_measured_is_not_reached():

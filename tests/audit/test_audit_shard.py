@@ -77,31 +77,6 @@ def test_no_way_to_train_is_a_finding_by_itself(snapshot, train_on, template):
     assert found(Tables(CHATS, snapshot, config)) == {}
 
 
-def template_file(folder, answer):
-    path = folder / "own.jinja"
-    path.write_text(
-        "{% for m in messages %}{% if m.role == 'assistant' %}" + answer + "{% else %}"
-        "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endif %}{% endfor %}"
-    )
-    return FormatConfig(template=str(path))
-
-
-def test_axolotl_3754_an_end_token_outside_of_the_generation_block(snapshot, tmp_path):
-    """https://github.com/axolotl-ai-cloud/axolotl/issues/3754: Gemma's turn terminator was never
-    trained while "loss curves look perfectly healthy"."""
-    config = template_file(
-        tmp_path,
-        "<|im_start|>assistant\n{% generation %}{{ m.content }}{% endgeneration %}<|im_end|>\n",
-    )
-    tables = Tables(CHATS, snapshot, config)
-    assert found(tables) == {}
-    for ids, ranges in zip(
-        *(tables.tokenized[n].to_pylist() for n in ("input_ids", "trained_ranges")), strict=True
-    ):
-        end = snapshot.added_tokens["<|im_end|>"]
-        assert {ids[each["end"] - 1] for each in ranges} == {end}
-
-
 def test_trl_1623_a_masked_end_token(tables):
     """https://github.com/huggingface/trl/issues/1623: pad == eos masked the EOS, and the model
     never stopped.

@@ -1,6 +1,5 @@
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +7,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
 
+from packhouse.cli import cli
 from packhouse.errors import QuarantineLimitError, SequenceTooLongError
 from packhouse.records.table_schemas import PACKED
 from packhouse.store import open_version
@@ -127,56 +128,6 @@ def test_a_record_that_is_too_long_fails_if_the_policy_is_error(project):
     fails_with(project, SequenceTooLongError, "seq_len 32", *overrides)
 
 
-def run_demo(folder: Path, seed: str) -> tuple[dict, dict[str, bytes]]:
-    environment = {**os.environ, "PYTHONHASHSEED": seed}
-    result = subprocess.run(
-        [
-            *(sys.executable, "-m", "packhouse", "prepare", str(DEMO), "--json"),
-            *("--cache", str(folder / "cache"), "--set", f"publish.store={folder / 'store'}"),
-        ],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    report = json.loads(result.stdout)
-    version = folder / "store" / "demo" / "v" / report["version"]
-    files = {str(p.relative_to(version)): p.read_bytes() for p in version.rglob("*") if p.is_file()}
-    return report, files
-
-
-def test_two_processes_with_other_hash_seeds_publish_the_same_bytes(tmp_path):
-    one, files_one = run_demo(tmp_path / "one", "1")
-    two, files_two = run_demo(tmp_path / "two", "2")
-
-    assert one["version"] == two["version"]
-    assert files_one == files_two
-    assert {"manifest.json"} < set(files_one)
-
-
-def test_the_command_fails_in_one_sentence_with_a_code(tmp_path):
-    command = [
-        "prepare",
-        str(DEMO),
-        "--set",
-        "validate.max_quarantined=0",
-        "--cache",
-        str(tmp_path),
-    ]
-    result = subprocess.run(
-        [sys.executable, "-m", "packhouse", *command],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 4
-    *done, said = result.stderr.splitlines()
-    assert said.startswith("QuarantineLimitError: 9 of 304")
-    assert all(re.match(r"importing|planning|1/8 validate ", line) for line in done)
-
-
 def test_a_template_that_prints_the_date_is_rendered_again_on_another_day(project, monkeypatch):
     template = project.root / "dated.jinja"
     template.write_text(
@@ -253,3 +204,31 @@ def test_packs_are_checked_before_they_are_written(project, monkeypatch, spoil, 
     )
     # The report would find a bad value, too, when it reads the files.
     fails_with(project, ContractError, said, "publish.report=false")
+
+
+def files_of_demo(folder: Path, said: str) -> dict[str, bytes]:
+    version = folder / "store" / "demo" / "v" / json.loads(said)["version"]
+    return {str(p.relative_to(version)): p.read_bytes() for p in version.rglob("*") if p.is_file()}
+
+
+def test_processes_with_other_hash_seeds_publish_the_same_bytes(tmp_path, real_reports):
+    """This process has a random seed, unless PYTHONHASHSEED is set."""
+
+    def command(name: str) -> list[str]:
+        folder = tmp_path / name
+        places = ("--cache", str(folder / "cache"), "--set", f"publish.store={folder / 'store'}")
+        return ["prepare", str(DEMO), "--json", *places]
+
+    other = subprocess.run(
+        [sys.executable, "-m", "packhouse", *command("other")],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONHASHSEED": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    own = CliRunner().invoke(cli, command("own"))
+
+    files = files_of_demo(tmp_path / "own", own.stdout)
+    assert files == files_of_demo(tmp_path / "other", other.stdout)
+    assert {"manifest.json"} < set(files)

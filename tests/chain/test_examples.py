@@ -5,8 +5,6 @@ import json
 import pyarrow.parquet as pq
 import pytest
 
-pytestmark = pytest.mark.usefixtures("real_reports")
-
 WINDOWS = ("pack.over_length=window", "pack.seq_len=64")
 TURNS = ("format.turns=alone", "split.group_by=record")
 MORE = "Thanks a lot for that, and now tell me how I can say so to all of my old friends at once."
@@ -66,23 +64,15 @@ def thought(number, thinking, later="And then?"):
     return {"messages": [asked, answer, *more]}
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        ("format.reasoning=strip", *WINDOWS),
-        # the template itself drops thinking from history
-        ("format.reasoning=keep", "tokenizer={shared}/tokenizers/qwen3"),
-    ],
-    ids=["strip-windows", "keep-qwen3"],
-)
-def test_rows_that_differ_in_their_thinking_alone_are_on_one_side(project, shared, options):
+def test_rows_that_differ_in_their_thinking_alone_are_on_one_side(project):
     rows = [thought(number, f"{way} {number}") for number in range(30) for way in "abc"]
     project.rows.write_text("".join(json.dumps(row) + "\n" for row in rows))
     prepared = project.prepare(
         *CHATS,
         "split.group_by=record",
         "audit.max_duplicates=1",
-        *(option.format(shared=shared) for option in options),
+        "format.reasoning=strip",
+        *WINDOWS,
     )
 
     sides = sides_of_tokens(project, prepared)
@@ -90,6 +80,7 @@ def test_rows_that_differ_in_their_thinking_alone_are_on_one_side(project, share
     assert all(len(set(found)) == 1 for found in sides.values())
 
 
+@pytest.mark.usefixtures("real_reports")
 def test_an_eval_that_shrinks_by_equal_windows_is_reported(project, capsys):
     from packhouse.cli.result_summary import print_report
 

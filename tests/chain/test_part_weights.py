@@ -10,8 +10,6 @@ from packhouse.render import make_renderer
 from tests.chain.conftest import DEMO, Project
 from tests.templates.toys import CHATML, chat_renderer, make_snapshot, make_table, pieces
 
-pytestmark = pytest.mark.usefixtures("real_reports")
-
 
 def part(text, **flags):
     return {"type": "text", "text": text, **flags}
@@ -60,6 +58,7 @@ def test_a_part_that_is_not_trained_is_not_and_the_end_token_is(project, tmp_pat
     assert sorted(text.split("<|im_end|>")) == sorted(["", *(f"It is {n + 1}." for n in range(30))])
 
 
+@pytest.mark.usefixtures("real_reports")
 def test_weights_of_parts_are_factors_of_the_weight_of_their_row(project, tmp_path):
     rows = [row(n, part("So:\n", weight=0.5), part(f"{n + 1}.")) | {"q": 0.5} for n in range(10)]
     sources = [{"path": "rows.jsonl", "fields": {"loss_weight": "q"}}]

@@ -116,24 +116,6 @@ def test_plan_the_report_and_a_run_say_the_same(recipe, tmp_path, monkeypatch):
     assert counts["stop_tokens"] == {"<|im_end|>": "generation_config.json"}
 
 
-def test_reasoning_that_is_never_written_stops_the_run(recipe, tmp_path, monkeypatch):
-    monkeypatch.setenv("PACKHOUSE_CACHE", str(tmp_path / "cache"))
-    template = TEMPLATE.replace("(m.reasoning_content or '')", "''")
-    (tmp_path / "tokenizer" / "chat_template.jinja").write_text(template)
-    plain = {"messages": [*turns("Plain", "Two", thoughts=False)]}
-    (tmp_path / "a.jsonl").write_text(json.dumps(plain) + "\n")
-    settings = yaml.safe_load(recipe.read_text())
-    settings["sources"].append({"path": "a.jsonl", "format": "chat"})
-    recipe.write_text(yaml.safe_dump(settings))
-
-    done = CliRunner().invoke(cli, ["prepare", str(recipe)])
-
-    assert done.exit_code != 0
-    said = " ".join(done.output.split())
-    assert "never writes reasoning, but chats/chats.jsonl row 0 has some" in said
-    assert "format.reasoning: strip" in said
-
-
 def test_a_refused_run_shows_once_how_to_fix_a_row(recipe, tmp_path, monkeypatch):
     monkeypatch.setenv("PACKHOUSE_CACHE", str(tmp_path / "cache"))
     row = {"messages": [{"role": "assistant", "content": "Hi."}, *turns("One", thoughts=False)]}

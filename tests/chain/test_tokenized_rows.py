@@ -14,8 +14,6 @@ from packhouse.run.chain import plan_jobs
 from packhouse.tokenize import load_snapshot
 from tests.chain.conftest import DEMO, question
 
-pytestmark = pytest.mark.usefixtures("real_reports")
-
 Rows = list[dict[str, Any]]
 
 
@@ -179,6 +177,7 @@ def test_mistakes_of_another_tool_stop_publication(project, made, spoil, limit):
     assert published(project, done) == as_given(rows)
 
 
+@pytest.mark.usefixtures("real_reports")
 def test_records_that_were_joined_without_a_mark_stop_publication(project):
     """Published as one record, the second conversation would see the first."""
     rows = make({"role": "system", "content": "Answer with one number and nothing else."})

@@ -23,7 +23,6 @@ from packhouse.store import load_ref, open_store
 from packhouse.store.store_requests import RetryPolicy
 from tests.moto_s3 import s3_client
 from tests.prepared import DEMO
-from tests.store.ceph import free_port
 
 ORDER = ["failure", "error", "ok", "skipped"]
 ROW = {"instruction": "Name a prime.", "input": "", "output": "Seven."}
@@ -405,25 +404,6 @@ def test_jobs_without_a_common_disk_share_their_steps(small, bucket, monkeypatch
     assert facts(place)["notes"] == []
     keys = [item["Key"] for item in bucket.list_objects_v2(Bucket="ci-cache")["Contents"]]
     assert any(key.startswith("pre/steps/tokenize/") for key in keys)
-
-
-def test_a_mirror_that_does_not_answer_is_skipped_and_reported_once(small, monkeypatch):
-    """A port on which nothing listens; planning, fetching and writing share one note."""
-    place = small
-    for name, value in (("URL", f"http://127.0.0.1:{free_port()}"), ("URL_S3", "")):
-        monkeypatch.setenv(f"AWS_ENDPOINT_{name}", value)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-    monkeypatch.setenv("PACKHOUSE_CACHE", str(place / "another"))
-    assert run(place, "s3://bucket/steps").exit_code == 0
-    assert ref(place)
-    assert {done for done, _ in facts(place)["plan"]["cached"].values()} == {0}
-    (note,) = facts(place)["notes"]
-    assert (
-        "the step mirror failed, so the rest of this run computes its steps here: s3://bucket"
-        in note
-    )
-    assert "`packhouse doctor cache`" in note
 
 
 def published(place):

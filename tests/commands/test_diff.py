@@ -12,17 +12,28 @@ from tests.prepared import TOKENIZER, prepare_in
 ROWS = [{"instruction": f"Say {n}.", "output": f"It is {n}!"} for n in range(20)]
 
 
-@pytest.fixture
-def publish(tmp_path):
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("diff")
+
+
+@pytest.fixture(scope="module")
+def publish(folder):
+    """Publish rows with some settings once."""
+    published: dict[str, str] = {}
+
     def publish(rows, source=(), **settings) -> str:
-        (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-        version = prepare_in(
-            tmp_path,
-            {"path": str(tmp_path / "rows.jsonl"), **dict(source)},
-            dataset="numbers",
-            **{"format": {"template": "alpaca"}, "pack": {"seq_len": 128}} | settings,
-        )
-        return version.uri
+        key = json.dumps([rows, source, settings])
+        (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        if key not in published:
+            version = prepare_in(
+                folder,
+                {"path": str(folder / "rows.jsonl"), **dict(source)},
+                dataset="numbers",
+                **{"format": {"template": "alpaca"}, "pack": {"seq_len": 128}} | settings,
+            )
+            published[key] = version.uri
+        return published[key]
 
     return publish
 
@@ -35,9 +46,9 @@ def printed(*words: str) -> list[str]:
     return text.splitlines()
 
 
-def test_settings_that_decide_which_records_are_packed_are_named(publish, tmp_path):
-    (tmp_path / "benchmark.jsonl").write_text('{"text": "one two three four five six"}')
-    benchmark = {"path": str(tmp_path / "benchmark.jsonl")}
+def test_settings_that_decide_which_records_are_packed_are_named(publish, folder):
+    (folder / "benchmark.jsonl").write_text('{"text": "one two three four five six"}')
+    benchmark = {"path": str(folder / "benchmark.jsonl")}
     searched = {"benchmarks": [benchmark], "benchmark_ngram": 5}
     plain = publish(ROWS)
     weighted = publish(ROWS, {"weight": 2.5, "mix_seed": 4})
@@ -164,18 +175,18 @@ def test_a_row_that_is_dropped_now_has_a_reason(publish):
     assert "          rows/rows.jsonl row 20: now over_seq_len" in lines
 
 
-def test_a_changed_filter_is_named_with_the_rows_it_leaves_out(publish, tmp_path):
+def test_a_changed_filter_is_named_with_the_rows_it_leaves_out(publish, folder):
     pytest.importorskip("duckdb")
     publish(ROWS)
     uris = []
     for least in (7, 8):
-        recipe = tmp_path / "recipe.yaml"
+        recipe = folder / "recipe.yaml"
         recipe.write_text(
             f"dataset: filtered\ntokenizer: {TOKENIZER}\nformat: {{template: alpaca}}\n"
             "sources:\n  - path: rows.jsonl\n"
             f"    where: [output != 'It is 3!', length(output) > {least}]\n"
         )
-        made = prepare(recipe, store=tmp_path / "store", cache=tmp_path / "cache", progress=False)
+        made = prepare(recipe, store=folder / "store", cache=folder / "cache", progress=False)
         uris.append(made.uri)
     text = "\n".join(printed(*uris))
     assert "settings.where.1" in text

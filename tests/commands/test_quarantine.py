@@ -108,13 +108,6 @@ def test_show_prints_place_and_bytes_without_control_characters(desk):
     assert json.loads(raw)["raw"] == BAD[1][:14]
 
 
-def test_a_filter_without_matches_is_reported(desk):
-    run_recipe(desk)
-    result = CliRunner().invoke(cli, ["quarantine", "show", "store/birds", "--reason", "nope"])
-    assert result.exit_code == 2
-    assert "no quarantined row of 'store/birds' matches" in result.stderr
-
-
 def mend(line):
     if line["reason"] == "json":
         line["raw"] += "}"

@@ -91,26 +91,3 @@ def test_every_text_comes_back_exactly(tokenizer, text):
     ids = tokenizer(text, add_special_tokens=False).input_ids
 
     assert tokenizer.decode(ids) == text
-
-
-@pytest.mark.parametrize("arguments", ['{"x": 1}', {"x": 1}], ids=["text", "mapping"])
-def test_chat_template_renders_tools_and_calls(tokenizer, arguments):
-    call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
-    turns = [
-        {"role": "user", "content": "Go"},
-        {"role": "assistant", "content": "", "tool_calls": [call, call]},
-        {"role": "tool", "content": "1"},
-        {"role": "tool", "content": "2"},
-        {"role": "assistant", "content": "Done"},
-    ]
-
-    text = tokenizer.apply_chat_template(turns, tools=[{"name": "f"}], tokenize=False)
-
-    called = '<call>{"name": "f", "arguments": {"x": 1}}</call>'
-    assert text == (
-        "<|im_start|>system\nYou can call these functions, one JSON object a line between <call>"
-        ' and </call>:\n{"name": "f"}<|im_end|>\n<|im_start|>user\nGo<|im_end|>\n'
-        f"<|im_start|>assistant\n{called}\n{called}<|im_end|>\n"
-        "<|im_start|>tool\n1<|im_end|>\n<|im_start|>tool\n2<|im_end|>\n"
-        "<|im_start|>assistant\nDone<|im_end|>\n"
-    )

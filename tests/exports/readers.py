@@ -1,9 +1,6 @@
 """Convert rows to (context, target) as each trainer does, written from its published format."""
 
-import json
-import struct
 from itertools import pairwise
-from pathlib import Path
 
 Learnt = list[tuple[tuple[int, ...], int]]
 
@@ -37,35 +34,3 @@ def megatron(ids: list[int], loss_mask: list[int], seq_start_id: list[int]) -> L
             if weight:
                 learnt.append((tuple(inputs[: t + 1]), target))
     return learnt
-
-
-def mds_rows(folder: Path) -> list[dict[str, list[int]]]:
-    """Return the samples of MDS shards, read as the format specifies."""
-    index = json.loads((folder / "index.json").read_text())
-    assert index["version"] == 2
-    rows = []
-    for shard in index["shards"]:
-        data = (folder / shard["raw_data"]["basename"]).read_bytes()
-        assert len(data) == shard["raw_data"]["bytes"]
-        (number,) = struct.unpack_from("<I", data)
-        assert number == shard["samples"]
-        offsets = struct.unpack_from(f"<{number + 1}I", data, 4)
-        header = json.loads(data[4 + 4 * len(offsets) : offsets[0]])
-        assert header["column_names"] == sorted(header["column_names"])
-        for start, end in pairwise(offsets):
-            rows.append(_mds_sample(data[start:end], header["column_names"]))
-    return rows
-
-
-def _mds_sample(data: bytes, names: list[str]) -> dict[str, list[int]]:
-    sizes = struct.unpack_from(f"<{len(names)}I", data)
-    at, row = 4 * len(names), {}
-    for name, size in zip(names, sizes, strict=True):
-        part = data[at : at + size]
-        at += size
-        width = 1 << (part[0] & 3)
-        assert part[0] >> 2 == 1
-        length = int.from_bytes(part[1 : 1 + width], "little")
-        row[name] = list(struct.unpack(f"<{length}i", part[1 + width :]))
-    assert at == len(data)
-    return row

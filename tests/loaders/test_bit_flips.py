@@ -15,7 +15,7 @@ from packhouse import load_packed
 from packhouse.errors import IntegrityError
 from tests.forked import forks_of
 
-FLIPS = int(os.environ.get("PACKHOUSE_FLIPS", "3"))
+FLIPS = int(os.environ.get("PACKHOUSE_FLIPS", "2"))
 
 
 @pytest.fixture(scope="module")

@@ -28,22 +28,6 @@ def test_packs_are_concatenated_with_positions_restarting_at_each_record():
     assert "attention_mask" not in batch
 
 
-def test_compact_rows_give_the_same_batch_as_rows_with_labels():
-    compact = {key: value for key, value in PACK.items() if key != "labels"}
-    compact["trained_ranges"] = [{"start": 1, "end": 3}, {"start": 4, "end": 5}]
-
-    a, b = PackedCollator()([PACK]), PackedCollator()([compact])
-
-    assert all(torch.equal(torch.as_tensor(a[key]), torch.as_tensor(b[key])) for key in a)
-
-
-def test_rows_that_lost_their_boundaries_are_refused():
-    lost = {key: PACK[key] for key in ("input_ids", "labels")}
-
-    with pytest.raises(ContractError, match="remove_unused_columns=False"):
-        PackedCollator()([lost])
-
-
 def test_whole_rows_are_one_record_each_without_their_padding():
     rows = [{"input_ids": [7, 8, EOS, EOS], "attention_mask": [1, 1, 1, 0]}, {"input_ids": [5]}]
 

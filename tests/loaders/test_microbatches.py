@@ -139,34 +139,6 @@ def test_a_batch_without_targets_costs_nothing():
     assert (logits.grad == 0).all()
 
 
-def test_weighted_losses_of_balanced_microbatches_add_up_to_the_weighted_mean():
-    torch.manual_seed(0)
-    rows = [
-        {
-            "input_ids": torch.randint(3, 50, (n,)),
-            "seq_lengths": [n],
-            "loss_weights": torch.rand(n),
-        }
-        for n in (3, 9, 2, 30, 1)
-    ]
-    table = torch.randn(50, 50)
-    collate = PackedCollator(loss_weights="column")
-    whole = collate(rows)
-    targets, weights = whole["labels"][0, 1:], whole["loss_weights"][0, 1:]
-    losses = torch.nn.functional.cross_entropy(
-        table[whole["input_ids"]][0, :-1], targets, reduction="none"
-    )
-    expected = (losses * weights).sum() / weights[targets != -100].sum()
-
-    parts = [collate([rows[i] for i in each]) for each in balance_rows([3, 9, 2, 30, 1], 2)]
-    total = count_targets(parts)
-    summed = sum(
-        token_loss(table[part["input_ids"]], part["labels"], total, part["loss_weights"])
-        for part in parts
-    )
-    torch.testing.assert_close(summed, expected)
-
-
 def test_targets_that_are_shifted_already_are_counted_and_trained_as_they_are():
     rows = [{"input_ids": [5, 6, 7], "seq_lengths": [3]}, {"input_ids": [8, 9], "seq_lengths": [2]}]
     batch = PackedCollator(shift_labels=True)(rows)

@@ -145,14 +145,6 @@ def test_rows_of_a_generator_are_packed_and_empty_ones_counted():
         assert (packs.num_empty, packs[0]["input_ids"].tolist()) == (1, [5, 6])
 
 
-def test_without_a_seed_records_keep_their_order_in_every_epoch():
-    rows = [{"input_ids": [n, n, n]} for n in range(1, 6)]
-    packs = PackedDataset(rows, seq_len=7, strategy="first_fit_shuffle", seed=None)
-    packs.set_epoch(3)
-
-    assert [pack["input_ids"].unique().tolist() for pack in packs] == [[1, 2], [3, 4], [5]]
-
-
 def test_a_mask_that_hides_a_trained_end_token_is_refused():
     # If pad and EOS are the same token (2), `input_ids != pad` hides the EOS of every record.
     ids = torch.tensor([5, 6, 2])

@@ -144,21 +144,6 @@ def test_padding_on_the_right_is_dropped_and_on_the_left_refused(rows):
             model(**batch | {"attention_mask": torch.arange(64)[None]})
 
 
-@pytest.mark.parametrize("pad_position", [0, 1])
-def test_left_padded_records_with_positions_of_their_own_pass_through(pad_position):
-    model = tiny_model("llama", "sdpa").eval()
-    ids = torch.tensor([[5, 6, 7, 8], [0, 0, 5, 6]])
-    mask = torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1]])
-    positions = torch.tensor([[0, 1, 2, 3], [pad_position, pad_position, 0, 1]])
-    batch = {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
-    with torch.no_grad():
-        plain = model(**batch).logits
-        with enable_packing(model):
-            guarded = model(**batch).logits
-
-    assert torch.equal(plain[mask.bool()], guarded[mask.bool()])
-
-
 def test_a_config_or_a_name_guards_models_made_later_until_disabled(batch, tmp_path):
     from transformers import LlamaConfig
 

@@ -137,8 +137,7 @@ def test_texts_have_the_ids_and_masks_that_trl_makes(shared, make, pairs, verdic
         assert {c: row[c] for c in columns} == {c: expected[c] for c in columns}
 
 
-@pytest.mark.parametrize("name", ["qwen3", "mistral-7b-instruct-v0.3"])
-def test_chats_have_the_ids_that_trl_makes_up_to_the_end_of_the_turn(shared, make, pairs, name):
+def test_chats_have_the_ids_that_trl_makes_up_to_the_end_of_the_turn(shared, make, pairs):
     """TRL also trains the line break that a template writes after the end token."""
     trl = pytest.importorskip("trl", reason="TRL is not installed")
     from transformers import AutoTokenizer
@@ -150,9 +149,9 @@ def test_chats_have_the_ids_that_trl_makes_up_to_the_end_of_the_turn(shared, mak
         }
         for row in pairs
     ]
-    tokenizer = AutoTokenizer.from_pretrained(shared / "tokenizers" / name)
+    tokenizer = AutoTokenizer.from_pretrained(shared / "tokenizers" / "qwen3")
     theirs = by_trl(trl.DPOTrainer, chats, tokenizer)
-    ours = every_row(make(chats, name, "chat"))
+    ours = every_row(make(chats, "qwen3", "chat"))
 
     assert len(ours) == NUM_ROWS
     for row, expected in zip(ours, theirs, strict=True):
@@ -164,33 +163,6 @@ def test_chats_have_the_ids_that_trl_makes_up_to_the_end_of_the_turn(shared, mak
             assert whole == their_whole[: len(whole)]
             assert tokenizer.decode(their_whole[len(whole) :]).strip() == ""
             assert row[column][-1] == tokenizer.eos_token_id
-
-
-def test_a_border_that_a_token_crosses_is_no_pair(make):
-    """`lou` and `d` are one token, `lou` and `sy` another: the prompts before them differ."""
-    good = [{"prompt": f"Say {n}.\n", "chosen": f"{n}", "rejected": "no"} for n in (1, 2)]
-    crossed = {"prompt": "Say it lou", "chosen": "d enough", "rejected": "sy"}
-    version = make([good[0], crossed, good[1]])
-
-    (tokenize,) = [line for line in version.ledger if line["step"] == "tokenize"]
-    assert tokenize["quarantined"] == {"prompt_differs": 1}
-    assert version.ledger[0]["rows_in"] == 3
-    assert len(every_row(version)) == 2
-
-
-def test_pairs_of_one_prompt_are_on_one_side(make, pairs):
-    more = [
-        {"prompt": row["prompt"], "chosen": row["chosen"], "rejected": f"No {n}."}
-        for row in pairs
-        for n in range(3)
-    ]
-    version = make(more)
-
-    train, held = (
-        {tuple(row["prompt_ids"]) for row in rows} for rows in (version.train, version.eval)
-    )
-    assert len(train) > len(held) > 5
-    assert not train & held
 
 
 def test_a_pair_repeats_another_only_with_both_sides(make):
@@ -214,19 +186,6 @@ def test_alike_pairs_are_found_by_both_sides(make, pairs):
     version = make([row, other, third], dedup={"near": "drop"}, split={"eval_fraction": 0.0})
 
     assert version.dropped == {"near_duplicate": 1}
-
-
-def test_a_pair_over_seq_len_is_dropped_whole(make, pairs):
-    version = make(pairs, pack={"seq_len": 128}, split={"eval_fraction": 0.0})
-
-    sizes = {
-        row["record_id"]: 2 * len(row["prompt_ids"]) + len(row["chosen_ids"] + row["rejected_ids"])
-        for row in every_row(make(pairs))
-    }
-    fits = {name for name, size in sizes.items() if size <= 128}
-    assert {row["record_id"] for row in version.train} == fits
-    assert version.dropped == {"over_seq_len": NUM_ROWS - len(fits)}
-    assert 0 < len(fits) < NUM_ROWS
 
 
 def test_packs_and_whole_sides_hold_the_ids_of_the_rows(make, pairs):

@@ -68,18 +68,6 @@ def take(dataset, num_rows=None):
     return rows
 
 
-@pytest.mark.parametrize(("world_size", "prefetch"), [(3, 4), (11, 0)])
-def test_ranks_are_disjoint_and_complete_for_any_world_size(opened, packs, world_size, prefetch):
-    ranks = [
-        opened(rank=rank, world_size=world_size, prefetch=prefetch) for rank in range(world_size)
-    ]
-    rows = [take(rank) for rank in ranks]
-
-    assert [len(rank) for rank in ranks] == [len(own) for own in rows]
-    assert Counter(pack for own in rows for pack in own) == Counter(packs)
-    assert max(map(len, rows)) - min(map(len, rows)) <= 1
-
-
 def test_order_is_decided_by_epoch_and_seed(opened, packs):
     def order(epoch, **settings):
         dataset = opened(**settings)

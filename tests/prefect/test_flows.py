@@ -167,30 +167,6 @@ def test_the_pages_of_a_version_hold_ledger_audit_sources_and_a_picture(history)
     ]
 
 
-def test_with_approval_the_ref_stays_until_someone_promotes(place, cache, first):
-    from flows.promote import promote
-
-    add_row(place)
-    waiting = refresh(place, cache, approval=True).result()
-    assert waiting.outcome == "waiting"
-    assert (ref(place), ref(place, "latest.candidate")) == (first, waiting.version)
-    page = newest("demo-refresh")
-    assert "## How to promote it" in page
-    assert f"packhouse ref set {place}/store/demo latest {waiting.version}" in page
-
-    again = refresh(place, cache, approval=True)
-    assert again.name == "WaitingForApproval"
-    assert again.message == (
-        f"nothing changed: {waiting.version} is still waiting for approval. To move 'latest', run "
-        f"the deployment promote/promote-version with dataset demo, version {waiting.version}, "
-        "ref latest"
-    )
-
-    state = promote(str(place / "store"), "demo", return_state=True)
-    assert state.message == f"'latest' of demo moved from {first} to {waiting.version}"
-    assert ref(place) == waiting.version
-
-
 @pytest.fixture
 def deployed(place, cache, monkeypatch):
     """Start runs of a deployment of `refresh`, and execute them as a worker would."""

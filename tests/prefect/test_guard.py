@@ -112,14 +112,6 @@ def test_a_server_that_does_not_answer_costs_the_picture_and_never_the_run(monke
         time.sleep(0.1)  # the thread tries, and stops
 
 
-def test_a_page_shows_neither_html_nor_broken_tables():
-    from packhouse.system.escaping import markdown_table
-
-    lines = markdown_table(("a",), [("<img src=x onerror=alert(1)>|\n# x",)])
-    assert lines[-1] == "| &#60;img src=x onerror=alert(1)&#62;&#124; &#35; x |"
-    assert len(lines) == 3
-
-
 def test_a_record_that_concat_cuts_is_one_record_on_pages_and_in_events(tmp_path, monkeypatch):
     from tasks import artifacts, events
 

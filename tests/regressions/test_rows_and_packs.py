@@ -3,7 +3,6 @@
 import json
 import shutil
 
-import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
@@ -73,33 +72,6 @@ def test_no_row_and_no_pack_without_a_trained_token_and_none_in_the_place_of_a_b
     assert sum(pack.dropped.values()) == 3
 
 
-@pytest.mark.parametrize("policy", ["truncate_turns", "window"])
-def test_no_trained_answer_without_its_end_token(project, policy):
-    # open-instruct issue 1876: 2.02% of rows ended on a trained token that was not an end of turn,
-    # "supervision to never stop"; LlamaFactory issue 3995 asks to drop such rows instead.
-    rows = [
-        chat(*[f"turn {i} of {n}: " + "word " * ((n * i) % 23) for i in range(6)])
-        for n in range(40)
-    ]
-    write(project, rows)
-
-    prepared = project.prepare(
-        "sources.0.format=chat",
-        "format.template=chat",
-        f"pack.over_length={policy}",
-        "pack.seq_len=160",
-    )
-
-    end = end_token(project)
-    for _, ids, labels in sequences(published(project, prepared)):
-        trained = np.array(labels) != IGNORED
-        last = np.flatnonzero(trained & ~np.append(trained[1:], False))
-        assert len(last)
-        assert {ids[i] for i in last} == {end}
-    for line in prepared.ledger:
-        line.check()
-
-
 def test_the_end_token_is_trained_where_it_is_the_pad_token_too(project, tmp_path):
     # trl issues 1623, 2059 and 3091: pad and end token were the same, so masking pads masked the
     # end, and models never stopped. Megatron-LM drops the loss of labels equal to the pad token.
@@ -116,51 +88,3 @@ def test_the_end_token_is_trained_where_it_is_the_pad_token_too(project, tmp_pat
     for _, ids, labels in found:
         assert end in ids
         assert [label for label in labels if label != IGNORED][-1] == end
-
-
-def test_arguments_of_one_tool_do_not_appear_in_another_row(project):
-    # ms-swift issues 10125 and 6467: Arrow fills missing keys with null, and parameters of other
-    # tools appeared in the system prompt. axolotl issue 3136: mixed types across rows fail.
-    def call(arguments):
-        function = {"name": "f", "arguments": arguments}
-        answer = {"role": "assistant", "content": "", "tool_calls": [{"function": function}]}
-        tool = {"role": "tool", "content": "done"}
-        messages = [{"role": "user", "content": "go"}, answer, tool]
-        return {"messages": [*messages, {"role": "assistant", "content": "Done."}]}
-
-    write(project, [call({"city": "Oslo"}), call({"count": 3}), call({"city": ["a", {"b": None}]})])
-
-    prepared = project.prepare("sources.0.format=chat", "format.template=chat")
-
-    (receipt,) = [r for r in prepared.receipts if r.step == "format"]
-    import pyarrow as pa
-
-    texts = pa.ipc.open_file(receipt.path("formatted.arrow")).read_all()["text"].to_pylist()
-    assert [("city" in text, "count" in text) for text in texts] == [
-        (True, False),
-        (False, True),
-        (True, False),
-    ]
-    assert sum("null" in text for text in texts) == 1
-
-
-def test_a_failure_while_files_are_written_shows_nothing(project, monkeypatch):
-    # MosaicML's writer publishes an index after an exception; LlamaFactory issues 8169 and 3065,
-    # transformers issue 30859: other ranks saw half a cache.
-    first = project.prepare()
-    project.write_rows(range(50))
-    write_batch = pq.ParquetWriter.write_batch
-
-    def write_and_fail(self, *args, **kwargs):
-        write_batch(self, *args, **kwargs)
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(pq.ParquetWriter, "write_batch", write_and_fail)
-        with pytest.raises(Exception, match="No space left"):
-            project.prepare()
-
-    opened = open_version(first.store, "sums")
-    assert opened.version == first.version
-    assert {p.name for p in (project.root / "store" / "sums" / "v").iterdir()} == {first.version}
-    assert project.prepare().created

@@ -111,6 +111,7 @@ class OnlyForks(int):
 
 def test_they_are_started_if_loading_never_ends(fork_after, monkeypatch):
     monkeypatch.setattr(worker, "_QUIET_S", OnlyForks())
+    monkeypatch.setattr(worker, "_END_S", 0.5)
     fork_after(partial(time.sleep, 3600))
     assert in_worker(own)[1] == os.getpid()
 

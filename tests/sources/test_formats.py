@@ -323,11 +323,6 @@ def test_a_column_named_twice_is_refused(read_bytes):
         read_bytes(b"text,text\nq,0\n", "rows.csv")
 
 
-def test_rows_of_no_known_shape_are_refused_with_their_fields(read_bytes):
-    with pytest.raises(SourceError, match=r"'height', 'weight'.*no known format.*Set `format`"):
-        read_bytes(b'{"height": 1, "weight": 2}\n')
-
-
 def test_arrow_files_and_streams_are_read(tmp_path, read):
     table = pa.table({"instruction": ["q"] * 5, "output": ["a"] * 5})
     for kind, open_writer in {"file": pa.ipc.new_file, "stream": pa.ipc.new_stream}.items():

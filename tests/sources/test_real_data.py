@@ -1,5 +1,6 @@
 """Real files: which of their known defects are found, and a few texts; OASST: test_trees.py."""
 
+import itertools
 import json
 
 EMPTY_OUTPUTS = [  # of the Stanford Alpaca file
@@ -31,8 +32,10 @@ def test_alpaca_is_read_except_its_28_empty_outputs(shared, read):
         assert assistant["content"] == raw[row]["output"]
 
 
-def test_windows_line_ends_of_sst2_do_not_reach_the_text(shared, read):
-    source = read(shared / "data" / "sst2_train.tsv", label_names=["negative", "positive"])
+def test_windows_line_ends_of_sst2_do_not_reach_the_text(shared, read_bytes):
+    with (shared / "data" / "sst2_train.tsv").open("rb") as lines:
+        head = b"".join(itertools.islice(lines, 1000))
+    source = read_bytes(head, "rows.tsv", label_names=["negative", "positive"])
 
     assert source.texts[0] == [("user", "hide new secretions from the parental units")]
     assert source.validated["label"].to_pylist()[:3] == [0, 0, 1]

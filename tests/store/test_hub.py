@@ -1,14 +1,16 @@
 """The real huggingface_hub client on a server that enforces its commit conditions."""
 
 import json
-import subprocess
-import sys
+import os
 
 import pytest
 from pydantic import ValidationError
 
+from packhouse.addons.mirrors import mirror_to_hub
+from packhouse.errors import PackhouseError
 from packhouse.recipe import PublishConfig
 from packhouse.store import LocalFile, open_store, open_version, publish_version
+from tests.forked import forks_of
 from tests.store.hub_server import HubServer
 from tests.store.versions import FACTS, pack_file
 
@@ -32,26 +34,39 @@ def store(tmp_path):
     return store
 
 
-def mirror(hub, store, names, code=0, **settings):
-    """Run in a separate process, because huggingface_hub reads its endpoint at import."""
-    script = (
-        "from packhouse.store import open_version\n"
-        "from packhouse.addons.mirrors import mirror_to_hub\n"
-        f"for name in {names.split()!r}:\n"
-        f"    print(mirror_to_hub(open_version({store.uri!r}, 'tiny', name), {URI!r}))\n"
-    )
+def mirror(hub, store, names, fails=False, **settings):
+    """Run in a separate process, because huggingface_hub reads its endpoint at import.
+
+    Return the results, or the error.
+    """
     environment = {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": "hf_test", "PATH": "/usr/bin:/bin"}
     environment |= {"HF_HUB_DISABLE_XET": "1", "HOME": "/nonexistent", "HF_HOME": "/nonexistent"}
-    environment |= settings
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=False
-    )
-    assert done.returncode == code, done.stderr
-    return done.stdout.strip() or done.stderr
+    context = forks_of(__name__)
+    results = context.SimpleQueue()
+    arguments = environment | settings, store.uri, names.split(), results
+    process = context.Process(target=_mirror, args=arguments)
+    process.start()
+    done, error = results.get()
+    process.join()
+    assert bool(error) is fails, error
+    return error or done
+
+
+def _mirror(environment, uri, names, results):
+    os.environ.clear()
+    os.environ.update(environment)
+    done = []
+    try:
+        for name in names:
+            done.append(mirror_to_hub(open_version(uri, "tiny", name), URI))
+    except PackhouseError as error:
+        results.put((done, f"{type(error).__name__}: {error}"))
+    else:
+        results.put((done, ""))
 
 
 def test_a_mirror_is_one_commit_that_replaces_the_data_of_the_version_before(hub, store):
-    first, second, *_ = mirror(hub, store, "aaaa aaaa bbbb aaaa bbbb").split()
+    first, second, *_ = mirror(hub, store, "aaaa aaaa bbbb aaaa bbbb")
     assert first == second  # nothing to do
 
     commits = hub.repos["acme/tiny"]
@@ -78,20 +93,20 @@ def test_data_files_go_the_lfs_route_in_parts(hub, store):
 
 def test_a_refused_large_file_names_the_token_and_commits_nothing(hub, store):
     hub.refuse_lfs_with = 403
-    message = mirror(hub, store, "aaaa", code=1)
+    message = mirror(hub, store, "aaaa", fails=True)
     assert "StoreError: hf://datasets/acme/tiny: the Hub denied access (403)" in message
     assert len(hub.repos["acme/tiny"]) == 1
     hub.refuse_with = 401
-    assert "Check HF_TOKEN" in mirror(hub, store, "aaaa", code=1)
+    assert "Check HF_TOKEN" in mirror(hub, store, "aaaa", fails=True)
 
 
 def test_a_hub_that_does_not_answer_is_a_passing_failure(hub, store):
-    message = mirror(hub, store, "aaaa", code=1, HF_ENDPOINT="http://127.0.0.1:1")
+    message = mirror(hub, store, "aaaa", fails=True, HF_ENDPOINT="http://127.0.0.1:1")
     assert "TransientError: hf://datasets/acme/tiny: " in message
 
 
 def test_a_hub_without_xet_is_reported(hub, store):
-    message = mirror(hub, store, "aaaa", code=1, HF_HUB_DISABLE_XET="0")
+    message = mirror(hub, store, "aaaa", fails=True, HF_HUB_DISABLE_XET="0")
     assert "HF_HUB_DISABLE_XET=1" in message
     assert len(hub.repos["acme/tiny"]) == 1
 

@@ -12,7 +12,6 @@ from packhouse.store import (
     open_version,
     publish_version,
     pull_version,
-    rollback_ref,
     set_ref,
     verify_version,
 )
@@ -46,17 +45,6 @@ def test_other_bytes_at_the_same_version_id_are_an_alarm(store, tmp_path):
         publish_version(store, "tiny", "aaaa", [pack_file(tmp_path, 9)], FACTS | {"content_id": ""})
     with pytest.raises(ConflictError, match="rows are equal"):
         publish_version(store, "tiny", "aaaa", [pack_file(tmp_path, 9)], FACTS)
-
-
-def test_rollback_is_a_move_and_keeps_the_history(store, tmp_path):
-    for vid, first in [("aaaa", 1), ("bbbb", 9)]:
-        publish_version(store, "tiny", vid, [pack_file(tmp_path, first)], FACTS, "latest")
-    back = rollback_ref(store, "tiny", "latest")
-
-    assert (back.version, back.seq, back.parent) == ("aaaa.g0", 3, "bbbb.g0")
-    assert [move.version for move in back.past] == ["bbbb.g0", "aaaa.g0"]
-    with pytest.raises(VersionNotFoundError, match="by 9 moves: its history has 2"):
-        rollback_ref(store, "tiny", "latest", 9)
 
 
 def test_a_ref_points_only_to_committed_versions_and_expected_guards_it(store, tmp_path):

@@ -14,15 +14,12 @@ def folder(tmp_path):
 
 @pytest.mark.parametrize("identical", [False, True], ids=["distinct", "identical"])
 def test_publishers_at_once_do_not_conflict(place, folder, identical):
-    num_publishers = 4 if place[0] else 8
-    counts = chaos.race(
-        *place, folder, num_publishers=num_publishers, num_versions=2, identical=identical
-    )
-    assert counts["acknowledged"] == (2 if identical else 2 * num_publishers)
+    counts = chaos.race(*place, folder, num_publishers=4, num_versions=2, identical=identical)
+    assert counts["acknowledged"] == (2 if identical else 8)
 
 
 def test_collections_during_publications_harm_nothing(place, folder):
-    num_versions = 2 if place[0] else 6
+    num_versions = 2 if place[0] else 4
     counts = chaos.race(
         *place,
         folder,

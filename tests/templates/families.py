@@ -117,7 +117,7 @@ CHOSEN = [
     f"{name}.jinja"
     for name in (
         *("cohere2", "deepseek_r1_distill", "deepseekv3", "diffusion_gemma", "gemma", "gemma3"),
-        *("gemma4", "gemma4_v5", "glm4moe", "gptoss", "gptoss_training", "idefics3"),
+        *("gemma4", "gemma4_v5", "glm4moe", "gptoss", "idefics3"),
         *("lfm2_2_5_v2", "llama3_2", "llava_next", "muse_glimmer", "nemotron_3_nano", "phi3_5"),
         *("qwen2_5", "qwen3", "qwen3_training", "qwen3_6", "qwen3_8", "smolvlm"),
     )

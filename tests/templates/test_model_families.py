@@ -222,49 +222,6 @@ def test_random_conversations_follow_the_rule(name, turns):
     assert num_taken == RANDOM[name]
 
 
-LOOK = [*SHAPES["toolsthink"][:2]]
-SAMPLED = {
-    "glm4moe": (
-        "\n<think>Must look.</think>\n<tool_call>get_weather\n<arg_key>city</arg_key>\n"
-        "<arg_value>Rome</arg_value>\n</tool_call><|observation|>"
-    ),
-    "gptoss": (
-        "<|channel|>analysis<|message|>Must look.<|end|><|start|>assistant to=functions."
-        'get_weather<|channel|>commentary json<|message|>{"city": "Rome"}<|call|>'
-    ),
-    "nemotron_3_nano": (
-        "Must look.\n</think>\n<tool_call>\n<function=get_weather>\n<parameter=city>\nRome\n"
-        "</parameter>\n</function>\n</tool_call>\n<|im_end|>"
-    ),
-    "gemma4_v5": (
-        "<|channel>thought\nMust look.\n<channel|><|tool_call>call:get_weather"
-        '{city:<|"|>Rome<|"|>}<tool_call|><|tool_response>'
-    ),
-    "qwen3": (
-        '<think>\nMust look.\n</think>\n\n<tool_call>\n{"name": "get_weather", "arguments": '
-        '{"city": "Rome"}}\n</tool_call><|im_end|>'
-    ),
-    "qwen3_8": (
-        "Must look.\n</think>\n\n<tool_call>\n<function=get_weather>\n<parameter=city>\nRome\n"
-        "</parameter>\n</function>\n</tool_call><|im_end|>"
-    ),
-    "lfm2_2_5": "<think>Must look.</think><|tool_call_start|>[get_weather(city='Rome')]"
-    "<|tool_call_end|><|im_end|>",
-    "muse_glimmer": (
-        " to=self<|message|>Must look.<|eom|><|start|>assistant to=get_weather<|message|>"
-        '<atem:function_calls>\n<atem:invoke name="get_weather">\n<atem:parameter name="city">'
-        "Rome</atem:parameter>\n</atem:invoke>\n</atem:function_calls><|eot|>"
-    ),
-}
-"""Tokens sampled when a user asks, the model thinks, and calls a function."""
-
-
-@pytest.mark.parametrize("name", SAMPLED)
-def test_the_completion_of_a_thought_and_a_call_is(name):
-    ((answer,),) = outcome_of(family(f"{name}.jinja"), LOOK, tools_of("tools")).records
-    assert answer.completion == SAMPLED[name]
-
-
 def test_a_base_checkpoint_learns_to_end_turns_as_its_template_does():
     """ChatML on a model whose EOS is `<|endoftext|>`, with no other information."""
     of = family("qwen3_vl.jinja")

@@ -371,44 +371,28 @@ DEEPSEEK = (
     *("begin\u2581of\u2581sentence", "User", "Assistant", "latest_reminder", "action", "query"),
     *("authority", "domain", "title", "read_url"),
 )
-SAMPLED = {
-    "DeepSeekV4": (
-        "<\uff5cend\u2581of\u2581sentence\uff5c>",
-        " ".join(f"<\uff5c{name}\uff5c>" for name in DEEPSEEK)
-        + " \uff5cDSML\uff5c <think> </think>",
-        'Must look.</think>\n\n<|DSML|tool_calls>\n<|DSML|invoke name="get_weather">\n'
-        '<|DSML|parameter name="city" string="true">Rome</|DSML|parameter>\n'
-        "</|DSML|invoke>\n</|DSML|tool_calls><|end\u2581of\u2581sentence|>".replace("|", "\uff5c"),
-    ),
-    "GLM5": (
-        "<|endoftext|> <|user|> <|observation|>",
-        "<|system|> <|assistant|> [gMASK] <sop> <think> </think> <tool_call> </tool_call> "
-        "<tool_response> </tool_response> <arg_key> </arg_key> <arg_value> </arg_value>",
-        "Must look.</think><tool_call>get_weather<arg_key>city</arg_key><arg_value>Rome</arg_value>"
-        "</tool_call><|observation|>",
-    ),
-    "MiniMaxM2": (
-        "[e~[",
-        "]~!b[ ]~b] <think> </think> <minimax:tool_call> </minimax:tool_call>",
-        'Must look.\n</think>\n\n\n<minimax:tool_call>\n<invoke name="get_weather">\n'
-        '<parameter name="city">Rome</parameter>\n</invoke>\n</minimax:tool_call>[e~[',
-    ),
-}
-"""Stop tokens, other control tokens, and the output of a model that thinks and calls."""
+STOP = "<\uff5cend\u2581of\u2581sentence\uff5c>"
+OTHERS = [
+    *(f"<\uff5c{name}\uff5c>" for name in DEEPSEEK),
+    "\uff5cDSML\uff5c",
+    "<think>",
+    "</think>",
+]
+SAMPLED = (
+    'Must look.</think>\n\n<|DSML|tool_calls>\n<|DSML|invoke name="get_weather">\n'
+    '<|DSML|parameter name="city" string="true">Rome</|DSML|parameter>\n'
+    "</|DSML|invoke>\n</|DSML|tool_calls><|end\u2581of\u2581sentence|>".replace("|", "\uff5c")
+)
+"""Output of DeepSeek V4 that thinks and calls."""
 
 
-@pytest.mark.parametrize("family", SAMPLED)
-def test_the_plug_in_of_the_page_writes_a_thought_and_a_call_of_each_family(family, toys, tmp_path):
+def test_the_plug_in_of_the_page_writes_a_thought_and_a_call(toys, tmp_path):
     pytest.importorskip("renderers", reason="renderers is not installed")
     from transformers import AutoTokenizer
 
-    stops, others, sampled = SAMPLED[family]
-    code = PAGE.partition("```python\n")[2].partition("```")[0]
-    code = code.replace('("<\uff5cend\u2581of\u2581sentence\uff5c>",)', repr((*stops.split(),)))
-    toys.install(code.replace("DeepSeekV4", family), "thinker", f":{family}")
+    toys.install(PAGE.partition("```python\n")[2].partition("```")[0], "thinker", ":DeepSeekV4")
     tokenizer = AutoTokenizer.from_pretrained(TOKENIZER)
-    extra = {"extra_special_tokens": others.split() + stops.split()}
-    tokenizer.add_special_tokens({"eos_token": stops.split()[0], **extra})
+    tokenizer.add_special_tokens({"eos_token": STOP, "extra_special_tokens": [*OTHERS, STOP]})
     tokenizer.chat_template = None
     tokenizer.save_pretrained(tmp_path / "tokenizer")
     calls = json.dumps([{"id": "a", "type": "function", "function": CALL}])
@@ -425,4 +409,4 @@ def test_the_plug_in_of_the_page_writes_a_thought_and_a_call_of_each_family(fami
     done = renderer.render(make_table([talk], tools=[tools]))
 
     assert not refusals(done)
-    assert pieces(done.formatted) == [[sampled]]
+    assert pieces(done.formatted) == [[SAMPLED]]

@@ -120,6 +120,7 @@ FUNCTIONS = {
             "contamination_of",
         ),
         "addons.mirrors": ("open_step_mirror", "copy_version"),
+        "addons.gcs_azure": ("CloudStore", "make_filesystem", "status_of"),
         "addons.exports": ("check_published_exports", "write_published_export"),
     }.items()
     for name in names

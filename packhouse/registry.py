@@ -119,6 +119,7 @@ FUNCTIONS = {
             "match_shards",
             "contamination_of",
         ),
+        "addons.cache": ("cache_room", "keep_limits"),
         "addons.mirrors": ("open_step_mirror", "copy_version"),
         "addons.gcs_azure": ("CloudStore", "make_filesystem", "status_of"),
         "addons.exports": ("check_published_exports", "write_published_export"),

@@ -31,8 +31,7 @@ from packhouse.read.source_files import source_name
 from packhouse.recipe import Recipe, ValidateConfig
 from packhouse.recipe.recipe_file import load_recipe
 from packhouse.records.table_schemas import read_table
-from packhouse.run.cache_eviction import load_last_run
-from packhouse.run.step_cache import Workspace
+from packhouse.run.step_cache import Workspace, load_last_run
 from packhouse.run.steps.tokenize import TOKENIZE
 from packhouse.run.steps.validate import shard_bytes
 from packhouse.store import OpenVersion

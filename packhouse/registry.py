@@ -137,6 +137,13 @@ DECODERS = {
 """File formats that an add-on converts to Arrow, with module and function. The function takes the
 file, its URI, the format and the name of a table, and returns the Arrow file."""
 
+ROW_FORMATS = {
+    "tokenized": "packhouse.addons.tokenized_rows",
+    "oasst": "packhouse.addons.message_trees",
+    "oasst_flat": "packhouse.addons.message_trees",
+}
+"""Row formats of add-ons, with module; its `FORMATS` has them by name."""
+
 TEXT_FUNCTIONS = {
     name: ("packhouse.addons.quality", returns)
     for returns, names in {
@@ -177,6 +184,15 @@ def decoder(file_format: str) -> Any:
         ConfigError: Its add-on is not part of this installation.
     """
     return _load(*DECODERS[file_format])
+
+
+def row_format(name: str) -> Any:
+    """Import one of `ROW_FORMATS`.
+
+    Raises:
+        ConfigError: Its add-on is not part of this installation.
+    """
+    return _load(ROW_FORMATS[name], "FORMATS")[name]
 
 
 def _load(module: str, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Read rows that are already tokenized, from the hex ids that `read.tokenized_format` writes.
+"""Read rows that are already tokenized, from the hex ids that row format `tokenized` gives.
 
 Nothing is encoded: the packed ids are those of the rows. They are decoded only for readers of text
 (quality counters, benchmarks, near duplicates, people).

@@ -46,7 +46,7 @@ _COMMANDS = {
     "ci": ("addons.ci.command", "Refresh a dataset in a CI job and check its gates."),
     "cache": ("addons.cache", "List cached steps, and delete those no longer needed."),
     "gc": (
-        "cli.store_commands",
+        "addons.gc",
         "Delete files left by interrupted publishes (dry run by default).",
     ),
     "doctor": ("addons.doctor", "Check that a store works and that the cache has enough space."),

@@ -211,7 +211,7 @@ class _Texts:
 
     @classmethod
     def of(cls, validated: pa.Table) -> "_Texts":
-        flat = FlatMessages.of(validated["messages"])
+        flat = FlatMessages.of_table(validated)
         texts = [flat.values.field(name).drop_null() for name in _TEXTS]
         rows = [flat.rows[flat.has(name)] for name in (*_TEXTS, "tool_calls")]
         found_words = map(_words_of_calls, flat.tool_calls.drop_null().to_pylist())

@@ -200,7 +200,7 @@ def _audit_side(
         tokens = PlacedTokens.of(texts, part, pipeline, compares=compares)
         # After one difference, all later slices are compared.
         are_exact &= bool(tokens.is_exact.all())
-        messages = FlatMessages.of(rows["messages"])
+        messages = FlatMessages.of_table(rows)
         due, own = answer_bytes(messages, rows, texts, config, label_names)
         num_ranges = tokens.per_row(tokens.range_rows)
         is_trained, is_answer = messages.decide_weights(config) > 0, messages.roles == ASSISTANT

@@ -22,6 +22,7 @@ ADDONS = sorted(
 # Add-on -> changes that make a recipe need it.
 NEEDED = {
     "gcs_azure": {"publish": {"store": "gs://bucket/store"}},
+    "s3": {"publish": {"store": "s3://bucket/store"}},
     "message_trees": {"sources": [{"path": "rows.jsonl", "format": "oasst_flat"}]},
     "tokenized_rows": {"sources": [{"path": "rows.jsonl", "format": "tokenized"}]},
 }
@@ -84,7 +85,7 @@ assert not any(name.startswith("packhouse.addons.") for name in sys.modules)
 needed = json.loads(sys.argv[2])
 for argument in sys.argv[3:]:
     addon, _, names = argument.partition("=")
-    (part,) = Path("packhouse/addons").glob(f"{addon}*")
+    (part,) = (path for path in Path("packhouse/addons").iterdir() if path.stem == addon)
     part.rename("gone")
     if (child := os.fork()) == 0:
         run(sys.argv[1], addon, names.split(",") if names else [], needed.get(addon))
@@ -133,7 +134,7 @@ def test_all_else_works(name, said):
     for command, (module, _) in COMMANDS.items():
         needed = [module, BUILDS_ON.get(module.rpartition(".")[0], "")]
         is_gone = any(each.split(".")[1:3] == ["addons", name] for each in needed)
-        assert (f"\n  {command} " in printed) is not is_gone
+        assert (f"\n  {command}  " in printed) is not is_gone
 
 
 @pytest.mark.parametrize("name", NEEDED)

@@ -39,7 +39,7 @@ from packhouse.auditing.token_checks import (
 )
 from packhouse.errors import PluginError
 from packhouse.recipe import FormatConfig
-from packhouse.records.arrays import Bools, Int64s, Uint64s, flat_list, one_chunk, read_ranges
+from packhouse.records.arrays import Bools, Int64s, TokenColumns, Uint64s, flat_list, one_chunk
 from packhouse.records.conversation_shapes import has_thinking, without_thinking
 from packhouse.records.message_rules import ASSISTANT, SYSTEM, USER, FlatMessages, num_bytes
 from packhouse.records.record_ids import is_among, leading_bits, sort_leading_bits
@@ -464,9 +464,8 @@ def audit_packs(packs: pa.RecordBatch, is_control: Bools, is_blank: Bools) -> di
     Returns:
         `packs`, `sequences`, `untrained_packs`, `untrained_sequences`, `cut_sequences`.
     """
-    ids, offsets = flat_list(packs["input_ids"])
+    ids, offsets, ranges = TokenColumns.of(packs)
     lengths, _ = flat_list(packs["seq_lengths"])
-    ranges = read_ranges(packs["trained_ranges"])
     rows = ranges.rows
     ends = ranges.ends + offsets[rows].astype(np.int64)
     # Sequences of [3 2] tokens end at [3 5], trained ranges end at [2 5]: both sequences have a

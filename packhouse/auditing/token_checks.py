@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from typing_extensions import override
 
-from packhouse.records.arrays import Bools, Bytes, Int64s, flat_list, one_chunk, read_ranges
+from packhouse.records.arrays import Bools, Bytes, Int64s, TokenColumns, one_chunk
 from packhouse.records.preference_pairs import split_sides
 from packhouse.records.table_schemas import read_table
 from packhouse.tokenize.encoders import Pipeline, TokenizerSnapshot
@@ -122,11 +122,10 @@ class PlacedTokens(Tokens):
         cls, formatted: pa.Table, tokenized: pa.Table, pipeline: Pipeline, *, compares: bool = True
     ) -> "PlacedTokens":
         """Find the position of each token in its row's text; for `compares`, `locate_by_widths`."""
-        ids, narrow = flat_list(tokenized["input_ids"])
+        ids, narrow, ranges = TokenColumns.of(tokenized)
         offsets: Int64s = narrow.astype(np.int64)
         texts = flat_texts(formatted["text"])
         placed = locate_by_widths(*texts, ids, offsets, pipeline, compares=compares)
-        ranges = read_ranges(tokenized["trained_ranges"])
         rows = ranges.rows
         spans = Spans.of(one_chunk(formatted["content_spans"]), placed.bases)
         # Ranges that differ from those due, in number or in place.

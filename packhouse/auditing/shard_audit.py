@@ -36,6 +36,7 @@ from packhouse.auditing.token_checks import (
     Side,
     bos_and_unknown,
     double_ends,
+    worst_first,
 )
 from packhouse.errors import PluginError
 from packhouse.recipe import FormatConfig
@@ -437,8 +438,7 @@ def combine(shards: Sequence[tuple[str, Mapping[str, Any], Mapping[str, int]]]) 
         for finding, rows in audited["worst"].items():
             worst.setdefault(finding, []).extend(rows)
     for rows in worst.values():
-        # By id last, because the records of one row have the same place.
-        rows.sort(key=lambda row: (-row["value"], row["source"], row["row"], row["record_id"]))
+        rows.sort(key=worst_first)
         del rows[NUM_WORST:]
     total: Counter[str] = Counter()
     for counts in sources.values():

@@ -5,10 +5,11 @@ data from other tools (`packhouse.addons.audit_any`), which has only ids and mas
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +29,13 @@ from packhouse.tokenize.offsets import (
 
 NUM_WORST = 5
 """Number of rows listed for each finding."""
+
+
+def worst_first(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return the sort key of a row with a `value`: the highest value first, then by place."""
+    # By id last, because the records of one row have the same place.
+    value, *place = (row[name] for name in ("value", "source", "row", "record_id"))
+    return -value, *place
 
 
 class Side(NamedTuple):

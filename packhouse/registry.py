@@ -18,7 +18,7 @@ _COMMANDS = {
     "explain": ("addons.plan", "Show which steps of a recipe would run, and why."),
     "prepare": ("cli.prepare", "Prepare a dataset from a recipe, or from files and a tokenizer."),
     "new": ("addons.new_project", "Create a project with flows, schedules and a container image."),
-    "show": ("cli.store_commands", "Show the files, counts, lineage and settings of a version."),
+    "show": ("addons.store_commands", "Show the files, counts, lineage and settings of a version."),
     "stats": (
         "addons.ask.sql_commands",
         "Show the record counts, token counts and record lengths of a version.",
@@ -34,19 +34,19 @@ _COMMANDS = {
     ),
     "diff": ("addons.ask.diff", "Compare the rows, tokens and settings of two versions."),
     "audit": ("addons.audit_any.audit", "Check the tokens and masks of data from any tool."),
-    "verify": ("cli.store_commands", "Check every byte and value of a version."),
+    "verify": ("addons.store_commands", "Check every byte and value of a version."),
     "trace": ("addons.ask.trace", "Find the source row of a token, or what happened to a row."),
     "dropped": ("addons.ask.trace", "List dropped rows with the reason for each."),
     "quarantine": ("addons.quarantine", "List, show and fix bad rows."),
     "golden": ("addons.golden", "Pin the tokens and masks of conversations, and check them."),
-    "ls": ("cli.store_commands", "List the datasets, versions and refs in a store."),
-    "ref": ("cli.store_commands", "List, move or roll back refs such as `latest`."),
-    "pull": ("cli.store_commands", "Download a version and verify it."),
+    "ls": ("addons.store_commands", "List the datasets, versions and refs in a store."),
+    "ref": ("addons.store_commands", "List, move or roll back refs such as `latest`."),
+    "pull": ("addons.store_commands", "Download a version and verify it."),
     "export": ("addons.exports", "Export a version in a trainer's format."),
     "ci": ("addons.ci.command", "Refresh a dataset in a CI job and check its gates."),
     "cache": ("addons.cache", "List cached steps, and delete those no longer needed."),
     "gc": (
-        "cli.store_commands",
+        "addons.gc",
         "Delete files left by interrupted publishes (dry run by default).",
     ),
     "doctor": ("addons.doctor", "Check that a store works and that the cache has enough space."),
@@ -119,7 +119,10 @@ FUNCTIONS = {
             "match_shards",
             "contamination_of",
         ),
+        "addons.cache": ("cache_room", "keep_limits"),
         "addons.mirrors": ("open_step_mirror", "copy_version"),
+        "addons.s3": ("S3Store", "make_client", "filesystem_options"),
+        "addons.gcs_azure": ("CloudStore", "make_filesystem", "status_of"),
         "addons.exports": ("check_published_exports", "write_published_export"),
     }.items()
     for name in names
@@ -134,6 +137,13 @@ DECODERS = {
 }
 """File formats that an add-on converts to Arrow, with module and function. The function takes the
 file, its URI, the format and the name of a table, and returns the Arrow file."""
+
+ROW_FORMATS = {
+    "tokenized": "packhouse.addons.tokenized_rows",
+    "oasst": "packhouse.addons.message_trees",
+    "oasst_flat": "packhouse.addons.message_trees",
+}
+"""Row formats of add-ons, with module; its `FORMATS` has them by name."""
 
 TEXT_FUNCTIONS = {
     name: ("packhouse.addons.quality", returns)
@@ -175,6 +185,15 @@ def decoder(file_format: str) -> Any:
         ConfigError: Its add-on is not part of this installation.
     """
     return _load(*DECODERS[file_format])
+
+
+def row_format(name: str) -> Any:
+    """Import one of `ROW_FORMATS`.
+
+    Raises:
+        ConfigError: Its add-on is not part of this installation.
+    """
+    return _load(ROW_FORMATS[name], "FORMATS")[name]
 
 
 def _load(module: str, name: str) -> Any:

@@ -21,6 +21,7 @@ import yaml
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
 from packhouse.addons.ci.refresh import Refreshed
+from packhouse.addons.gc import GcReport
 from packhouse.addons.quarantine import count_reasons, read_bad_rows
 from packhouse.cli.result_summary import (
     audit_blocks,
@@ -40,7 +41,6 @@ from packhouse.run.chain import Prepared
 from packhouse.run.steps.publish import Published
 from packhouse.run.steps.validate import QUARANTINE, ValidateFacts
 from packhouse.store import Ref, VerifyReport
-from packhouse.store.gc import GcReport
 from packhouse.store.manifest import read_audit
 from packhouse.system.escaping import (
     for_markdown,

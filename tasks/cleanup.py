@@ -29,11 +29,11 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.states import Cancelled, Completed, Crashed
 
+from packhouse.addons.gc import collect_steps, find_garbage_steps
 from packhouse.errors import PackhouseError
 from packhouse.recipe import Recipe
 from packhouse.run.step_cache import StepStore
 from packhouse.store import open_store
-from packhouse.store.gc import collect_steps, find_garbage_steps
 from packhouse.store.store_requests import run
 from packhouse.system.disks import default_cache
 from tasks.allowed_places import allowed_recipe

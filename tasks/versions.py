@@ -7,10 +7,10 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
 from packhouse.addons.ci.refresh import RefreshStatus, check_sources, planned_version
+from packhouse.addons.gc import GcReport, collect_garbage
 from packhouse.errors import IntegrityError, VersionNotFoundError
 from packhouse.recipe import Recipe
 from packhouse.store import Ref, load_ref, open_store, open_version, set_ref
-from packhouse.store.gc import GcReport, collect_garbage
 from packhouse.store.object_keys import is_name
 from packhouse.store.refs import scan_refs
 from packhouse.store.version_reader import VerifyReport, verify_version

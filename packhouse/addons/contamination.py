@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from packhouse import auditing
-from packhouse.auditing.token_checks import NUM_WORST
+from packhouse.auditing.token_checks import NUM_WORST, worst_first
 from packhouse.errors import ConfigError
 from packhouse.pack.dedup import Hashes, Words, run_hashes, words_of
 from packhouse.read import read_shard, scan_source
@@ -155,7 +155,7 @@ def combine_contamination(shards: Sequence[Mapping[str, Any]], found: Benchmarks
     for shard in shards:
         by_benchmark.update(shard["by_benchmark"])
     worst = [row for shard in shards for row in shard["worst"]]
-    worst.sort(key=lambda row: (-row["value"], row["source"], row["row"], row["record_id"]))
+    worst.sort(key=worst_first)
     return {
         "rows": sum(shard["rows"] for shard in shards),
         "contaminated": sum(shard["contaminated"] for shard in shards),
@@ -212,7 +212,7 @@ class _Texts:
 
     @classmethod
     def of(cls, validated: pa.Table) -> "_Texts":
-        flat = FlatMessages.of(validated["messages"])
+        flat = FlatMessages.of_table(validated)
         texts = [flat.values.field(name).drop_null() for name in _TEXTS]
         rows = [flat.rows[flat.has(name)] for name in (*_TEXTS, "tool_calls")]
         found_words = map(_words_of_calls, flat.tool_calls.drop_null().to_pylist())

@@ -17,8 +17,7 @@ from typing import Literal
 
 import click
 
-from packhouse.cli import json_option
-from packhouse.cli.store_commands import echo_json
+from packhouse.cli import echo_json, json_option
 from packhouse.errors import (
     DiskError,
     IntegrityError,
@@ -27,10 +26,10 @@ from packhouse.errors import (
     StoreRefusedError,
     TransientError,
 )
-from packhouse.run.cache_eviction import cache_lock, cache_room, in_mb, pin_steps
+from packhouse.registry import function_of_addon
 from packhouse.run.chain import bytes_needed, plan_jobs
 from packhouse.run.prepare_arguments import read_recipe
-from packhouse.run.step_cache import Workspace, open_mirror
+from packhouse.run.step_cache import Workspace, cache_lock, open_mirror, pin_steps
 from packhouse.store import conditional_writes
 from packhouse.store.conditional_writes import FailedCheckError, expect, stored, write
 from packhouse.store.object_store import (
@@ -41,8 +40,9 @@ from packhouse.store.object_store import (
     open_store,
 )
 from packhouse.store.store_requests import ask, read, run
-from packhouse.system.disks import CachePlace, check_cache, find_cache, temporary_folder
+from packhouse.system.disks import CachePlace, check_cache, find_cache, free_space, temporary_folder
 from packhouse.system.terminal import print_table
+from packhouse.system.wording import in_mb
 
 _MAX_SKEW_S = 15 * 60.0
 """S3 rejects requests signed more than this from its own time."""
@@ -122,12 +122,12 @@ def cache(recipe_path: str | None, setting: str | None, as_json: bool) -> None:
     folder = check_cache(place.folder)
     checks = [
         _check("folder", lambda: _try_folder(folder)),
-        _check("space", lambda: str(cache_room(folder))),
+        _check("space", lambda: str(function_of_addon("cache_room")(folder))),
         _check("mirror", lambda: _try_mirror(place)),
     ]
     if recipe_path is not None:
         needed = bytes_needed(plan_jobs(read_recipe(recipe_path)), Workspace(cache=folder))
-        is_enough = needed <= cache_room(folder).free_bytes
+        is_enough = needed <= free_space(folder).bytes
         detail = f"a run of {recipe_path} adds about {in_mb(needed)} to the cache"
         checks.append(Check("run", "pass" if is_enough else "fail", detail))
     _print(checks, as_json)

@@ -203,13 +203,21 @@ def _pin(
         tokenized = tokenize_table(
             numbered, snapshot, config, tokenizers, cut_at_spans=cuts_prompts(recipe)
         )
-        texts = numbered.to_pylist()
-        for row in tokenized.tokenized.to_pylist():
-            made[origin[row["row"]]].append(_pinned(texts[row["row"]], row))
-        bad = [(origin[row["row"]], row) for row in tokenized.quarantined.to_pylist()]
-        bad += [(row["row"], row) for row in rendered.quarantined.to_pylist()]
-        for number, row in bad:
-            made[number].append({"refused": f"{row['reason']}: {row['detail']}"})
+        texts, spans = _lists(numbered, "text", "trained_spans")
+        results = _lists(tokenized.tokenized, "row", "input_ids", "trained_ranges", "range_weights")
+        for row, ids, ranges, weights in zip(*results, strict=True):
+            data = texts[row].encode()
+            output = {
+                "text": texts[row],
+                "input_ids": ids,
+                "trained": [[*span.values()] for span in ranges],
+                "trained_text": [data[slice(*span.values())].decode() for span in spans[row]],
+            }
+            made[origin[row]].append(output | _given({"weights": weights}))
+        for table, items_of in ((tokenized.quarantined, origin), (rendered.quarantined, None)):
+            for row, reason, detail in zip(*_lists(table, "row", "reason", "detail"), strict=True):
+                number = row if items_of is None else items_of[row]
+                made[number].append({"refused": f"{reason}: {detail}"})
     return [
         _given({key: item.get(key) for key in GIVEN})
         | (made[number][0] if len(made[number]) == 1 else {_EXAMPLES: made[number]})
@@ -219,26 +227,27 @@ def _pin(
 
 def _check_form(item: object, where: str) -> None:
     """Reject an item that is not a valid conversation."""
-    if not isinstance(item, dict) or not isinstance(item.get("messages"), list):
+    given = item.get("messages") if isinstance(item, dict) else None
+    if not isinstance(item, dict) or not isinstance(given, list):
         raise ConfigError(f"{where} has no list of messages")
     known = {*GIVEN, *_PINNED, _EXAMPLES, "refused"}
     unknown = sorted(item.keys() - known)
     if unknown:
         raise ConfigError(f"{where} has an unknown key '{unknown[0]}'; known: {sorted(known)}")
-    for at, message in enumerate(item["messages"]):
+    for at, message in enumerate(given):
         is_object = isinstance(message, dict)
         unknown = sorted(message.keys() - {f.name for f in MESSAGE}) if is_object else ["?"]
         if unknown:
             names = ", ".join(f.name for f in MESSAGE)
             raise ConfigError(f"{where}, message {at}: unknown key '{unknown[0]}'; known: {names}")
     try:
-        messages = pa.array([item["messages"]], CONVERSATION)
+        messages = pa.array([given], CONVERSATION)
         messages.validate(full=True)
     except (pa.ArrowException, TypeError) as error:
         raise ConfigError(f"{where}: {error}") from None
-    answers: Answers = "label" if item.get("label") is not None else "required"
-    if len(item["messages"]) == 1 and item.get("label") is None:
-        answers = "text"
+    answers: Answers = "text" if len(given) == 1 else "required"
+    if item.get("label") is not None:
+        answers = "label"
     violations = role_violations(messages, allow_ends_on_user=True, answers=answers)
     for reason, detail in violations.values():
         raise ConfigError(f"{where}: {detail} ({reason})")
@@ -258,16 +267,9 @@ def _validated(items: Sequence[Mapping[str, object]], numbers: list[int]) -> pa.
     return pa.table(columns, schema=VALIDATED)
 
 
-def _pinned(formatted: Mapping[str, Any], tokenized: Mapping[str, Any]) -> dict[str, object]:
-    data = formatted["text"].encode()
-    spans = formatted["trained_spans"]
-    made = {
-        "text": formatted["text"],
-        "input_ids": tokenized["input_ids"],
-        "trained": [[span["start"], span["end"]] for span in tokenized["trained_ranges"]],
-        "trained_text": [data[span["start"] : span["end"]].decode() for span in spans],
-    }
-    return made | _given({"weights": tokenized["range_weights"]})
+def _lists(table: pa.Table, *names: str) -> list[list[Any]]:
+    """Return columns as lists."""
+    return [table[name].to_pylist() for name in names]
 
 
 def _difference(item: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:

@@ -37,12 +37,12 @@ from packhouse.records.ledger import Filter, RenderCounts, factor_note, filters_
 from packhouse.records.reasons import ROW_STEPS
 from packhouse.records.record_ids import number_rows
 from packhouse.records.table_schemas import REFUSED, read_table
+from packhouse.registry import function_of_addon, has_function
 from packhouse.render.renderer import run_template, try_rows
-from packhouse.run.cache_eviction import LastJob, cache_room, in_mb, load_last_run
 from packhouse.run.chain import Plan, bytes_needed, output_jobs, plan_jobs
 from packhouse.run.prepare_arguments import read_recipe, recipe_for
 from packhouse.run.step import AnyJob
-from packhouse.run.step_cache import Workspace
+from packhouse.run.step_cache import LastJob, Workspace, load_last_run
 from packhouse.run.steps import STEPS
 from packhouse.run.steps.format import FORMAT
 from packhouse.run.steps.pack import PACK
@@ -54,9 +54,9 @@ from packhouse.run.steps.validate import (
     unread_texts,
 )
 from packhouse.store.schema_drift import changed_keys
-from packhouse.system.disks import check_cache, find_cache, temporary_folder
+from packhouse.system.disks import check_cache, find_cache, free_space, temporary_folder
 from packhouse.system.terminal import console, echo, print_table, print_text
-from packhouse.system.wording import by_name, counted, cut_pair, rows_and_records
+from packhouse.system.wording import by_name, counted, cut_pair, in_mb, rows_and_records
 
 _Lengths = npt.NDArray[np.integer]
 _BYTES_PER_TOKEN = {"labels": 2.6, "compact": 1.5}  # zstd-1 Parquet, docs/performance.md
@@ -531,14 +531,15 @@ def plan_command(recipe_path: str, overrides: tuple[str, ...], cache: Path, as_j
     hits = Counter(row.step for row in rows if row.cached)
     totals = Counter(row.step for row in rows if row.key)
     estimated = estimate(recipe, jobs, workspace)
-    room, needed = cache_room(cache), bytes_needed(jobs, workspace)
+    room = function_of_addon("cache_room")(cache) if has_function("cache_room") else None
+    needed = bytes_needed(jobs, workspace)
     names = [step.name for step in STEPS]
     if as_json:
         cached = {step: {"cached": hits[step], "jobs": totals[step]} for step in names}
         facts = {"version_id": jobs.version_id, **asdict(estimated), "steps": cached}
         for line, other in zip(facts["seq_lens"], estimated.seq_lens, strict=True):
             line |= {"fill": other.fill, "num_padding": other.num_padding}
-        facts["cache"] = {"needed_bytes": needed, **asdict(room)}
+        facts["cache"] = {"needed_bytes": needed, **(asdict(room) if room else {})}
         echo(json.dumps(facts))
         return
     about = "" if estimated.is_exact else "about "
@@ -566,8 +567,8 @@ def plan_command(recipe_path: str, overrides: tuple[str, ...], cache: Path, as_j
     for source in recipe.sources:
         for name, expression in source.select.items():
             print_text(f"source '{source_name(source)}': `select` {name} = {expression}")
-    print_text(f"cache: this run adds about {in_mb(needed)}; {room}")
-    if needed > room.free_bytes:
+    print_text(f"cache: this run adds about {in_mb(needed)}{f'; {room}' if room else ''}")
+    if needed > free_space(cache).bytes:
         echo("note: the run needs more space than is free. Free some with `packhouse cache gc`.")
 
 

@@ -23,6 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from packhouse.auditing.token_checks import worst_first
 from packhouse.errors import ConfigError
 from packhouse.recipe.audit_section import QUALITY_COUNTERS
 from packhouse.records.arrays import Bools, Bytes, Float64s, Int64s, string_bytes
@@ -569,7 +570,7 @@ def combine_quality(
 
 
 def _first_of_sources(rows: list[dict[str, Any]]) -> list[dict[str, object]]:
-    rows.sort(key=lambda row: (-row["value"], row["source"], row["row"], row["record_id"]))
+    rows.sort(key=worst_first)
     num_kept: Counter[str] = Counter()
     kept = []
     for row in rows:

@@ -17,7 +17,7 @@ from functools import cache, partial
 from itertools import islice
 from pathlib import Path
 from textwrap import shorten
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 import orjson
@@ -65,6 +65,70 @@ class FixedSource:
     """Settings of the source in a recipe, except `path`: `name`, `format`, `fields`, ..."""
 
 
+class BadRow(NamedTuple):
+    """A quarantined row, schema `table_schemas.QUARANTINED`."""
+
+    source: str
+    row: int
+    byte_offset: int | None
+    step: str
+    reason: str
+    detail: str
+    raw: bytes
+    raw_size: int
+    raw_sha256: str
+
+
+def rows_of(table: pa.Table) -> list[BadRow]:
+    """Return the rows of a table with schema `table_schemas.QUARANTINED`."""
+    columns = (column.to_pylist() for column in table.select(BadRow._fields).columns)
+    return list(map(BadRow._make, zip(*columns, strict=True)))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EditedLine:
+    """A line from `editable`, fixed or not."""
+
+    source: str
+    """Name of the source in the recipe."""
+    file: str
+    """Source and file: `chats/chats.jsonl`."""
+    raw: object
+    is_cut: bool
+    given: Mapping[str, object]
+    """The whole line."""
+
+    @classmethod
+    def of(cls, line: Mapping[str, Any], sources: Collection[str], number: int) -> "EditedLine":
+        """Check that a line is from `editable`, and find its source."""
+        kinds = {"source": str, "row": int, "step": str, "raw": object}
+        missing = {n for n, kind in kinds.items() if n not in line or not isinstance(line[n], kind)}
+        if missing:
+            raise ConfigError(
+                f"line {number + 1} of the edited rows: {', '.join(sorted(missing))} missing or of "
+                "the wrong type. Restore it from the file that --edit wrote."
+            )
+        file, raw, is_cut = map(line.get, ("source", "raw", "is_cut"))
+        name = str(file).split("/")[0]
+        if name not in sources:
+            known = ", ".join(sorted(sources))
+            raise ConfigError(
+                f"line {number + 1} of the edited rows has source '{name}', which is not in the "
+                f"recipe (known: {known}). Restore the name that --edit wrote."
+            )
+        return cls(source=name, file=str(file), raw=raw, is_cut=bool(is_cut), given=line)
+
+    def problem(self) -> str:
+        """Return the reason why the row cannot be checked yet, or an empty string."""
+        if self.is_cut:
+            return "only the first 64 KiB were kept. Insert the whole row and remove is_cut."
+        text = self.raw if isinstance(self.raw, str) else orjson.dumps(self.raw).decode()
+        # `editable` wrote it for bytes that are not UTF-8. No later check finds it: it is valid.
+        if _REPLACEMENT in text:
+            return "it still contains U+FFFD in place of invalid UTF-8. Insert the intended text."
+        return ""
+
+
 def check_fixed(
     lines: Iterable[Mapping[str, object]], recipe: Recipe
 ) -> tuple[list[FixedSource], list[dict[str, object]]]:
@@ -83,22 +147,22 @@ def check_fixed(
     origins = {source_name(source): source for source in recipe.sources}
     groups: dict[tuple[str, str], list[tuple[Mapping[str, object], bytes]]] = defaultdict(list)
     still_bad = []
-    for number, line in enumerate(lines):
-        name = _source_of(line, origins, number)
-        raw = line["raw"]
-        if problem := _still_wrong(raw, line.get("is_cut")):
-            still_bad.append({**line, "detail": problem})
+    for number, given in enumerate(lines):
+        line = EditedLine.of(given, origins, number)
+        if problem := line.problem():
+            still_bad.append({**given, "detail": problem})
             continue
-        row_format = origins[name].format
+        source, raw = origins[line.source], line.raw
+        row_format = source.format
         if row_format == "auto":  # use the format that a scan finds
-            shards = _shards_of(origins[name].model_dump_json())
-            formats = {shard.row_format for shard in shards} - {"auto"}
+            formats = {shard.row_format for shard in _shards_of(source.model_dump_json())}
+            formats -= {"auto"}
             row_format = formats.pop() if len(formats) == 1 else "auto"
         if isinstance(raw, str):
-            raw = _from_delimited(raw, str(line["source"]), origins[name])
+            raw = _from_delimited(raw, line.file, source)
         text = raw.encode() if isinstance(raw, str) else orjson.dumps(raw)
         # A JSON array element may span lines.
-        groups[name, row_format].append((line, b" ".join(text.split(b"\n"))))
+        groups[line.source, row_format].append((given, b" ".join(text.split(b"\n"))))
     passed = []
     for (name, row_format), rows in sorted(groups.items(), key=lambda group: group[0]):
         # Fixed rows are JSON Lines, whatever the file format of the source was.
@@ -115,35 +179,6 @@ def check_fixed(
             settings = config.model_dump(exclude={"path"}, exclude_defaults=True)
             passed.append(FixedSource(name=settings["name"], lines=good, settings=settings))
     return passed, still_bad
-
-
-def _source_of(line: Mapping[str, Any], origins: Collection[str], number: int) -> str:
-    """Return the name of a line's source, after checking that the line is from `editable`."""
-    kinds = {"source": str, "row": int, "step": str, "raw": object}
-    missing = {n for n, kind in kinds.items() if n not in line or not isinstance(line[n], kind)}
-    if missing:
-        raise ConfigError(
-            f"line {number + 1} of the edited rows: {', '.join(sorted(missing))} missing or of "
-            "the wrong type. Restore it from the file that --edit wrote."
-        )
-    name = str(line["source"]).split("/")[0]
-    if name not in origins:
-        known = ", ".join(sorted(origins))
-        raise ConfigError(
-            f"line {number + 1} of the edited rows has source '{name}', which is not in the "
-            f"recipe (known: {known}). Restore the name that --edit wrote."
-        )
-    return name
-
-
-def _still_wrong(raw: object, is_cut: object) -> str:
-    """Return the reason why a row cannot be checked yet, or an empty string."""
-    if is_cut:
-        return "only the first 64 KiB were kept. Insert the whole row and remove is_cut."
-    # `editable` wrote it for bytes that are not UTF-8. No later check finds it: it is valid text.
-    if _REPLACEMENT in (raw if isinstance(raw, str) else orjson.dumps(raw).decode()):
-        return "it still contains U+FFFD in place of invalid UTF-8. Insert the intended text."
-    return ""
 
 
 def _from_delimited(raw: str, file: str, config: SourceConfig) -> object:
@@ -179,8 +214,9 @@ def _read_again(
                 call = partial(try_rows, recipe, shard.row_format, source.label_names, None, tried)
                 run_template(call, recipe, rows.validated.nbytes)
                 for table in (rows.quarantined, read_table(tried / REFUSED)):
-                    for row in table.select(["row", "reason", "detail"]).to_pylist():
-                        bad.setdefault(row["row"], (row["reason"], row["detail"]))
+                    columns = (table[name].to_pylist() for name in ("row", "reason", "detail"))
+                    for row, reason, detail in zip(*columns, strict=True):
+                        bad.setdefault(row, (reason, detail))
     return bad
 
 
@@ -380,12 +416,12 @@ def retry(
         raise click.exceptions.Exit(QuarantineLimitError.exit_code)
 
 
-def _rows_to_mend(target: str, cache: Path, reason: str | None) -> list[dict[str, Any]]:
+def _rows_to_mend(target: str, cache: Path, reason: str | None) -> list[BadRow]:
     """Return each bad row once, even if several of its windows or paths are bad."""
     # Otherwise, the fixed row would be in the new source once for each of its bad records.
-    first: dict[tuple[object, ...], dict[str, Any]] = {}
-    for row in _chosen(read_quarantine(target, cache), reason).to_pylist():
-        first.setdefault(tuple(map(row.get, _PLACE)), row)
+    first: dict[tuple[object, ...], BadRow] = {}
+    for row in rows_of(_chosen(read_quarantine(target, cache), reason)):
+        first.setdefault(tuple(getattr(row, name) for name in _PLACE), row)
     return [*first.values()]
 
 
@@ -607,35 +643,36 @@ def _read_file(path: Path) -> Iterator[pa.RecordBatch]:
         raise ConfigError(f"'{path}' is not a quarantine file: {error}") from None
 
 
-def editable(row: Mapping[str, Any]) -> dict[str, object]:
+def editable(row: BadRow) -> dict[str, object]:
     """Convert a quarantined row into a line that can be fixed.
 
     `raw` is the parsed row if its bytes parse as one row, otherwise their text. Bytes that are not
     UTF-8 become U+FFFD and must be replaced. `is_cut` means that the end of the row is missing.
 
     Example:
-        >>> row = {"source": "a/a.jsonl", "row": 7, "step": "validate", "reason": "fields",
-        ...        "detail": "no field 'output'", "raw": b'{"instruction": "Hi"}', "raw_size": 21}
+        >>> raw = b'{"instruction": "Hi"}'
+        >>> row = BadRow("a/a.jsonl", 7, 90, "validate", "fields", "no 'output'", raw, 21, "")
         >>> editable(row)["raw"]
         {'instruction': 'Hi'}
-        >>> editable(row | {"raw": b'{"instruction": "Hi",}', "raw_size": 22})["raw"]
+        >>> editable(row._replace(raw=b'{"instruction": "Hi",}', raw_size=22))["raw"]
         '{"instruction": "Hi",}'
     """
-    names = ("source", "row", "step", "reason", "detail")
-    line = {name: row[name] for name in (*names, "raw_sha256") if name in row}
-    if row["raw_size"] > len(row["raw"]):
-        return line | {"raw": row["raw"].decode("utf-8", "replace"), "is_cut": True}
-    records = LinesFile("").parse(row["raw"].replace(b"\n", b" "), max(row["raw_size"], 1))
+    names = ("source", "row", "step", "reason", "detail", "raw_sha256")
+    line = {name: getattr(row, name) for name in names}
+    text = row.raw.decode("utf-8", "replace")
+    if row.raw_size > len(row.raw):
+        return line | {"raw": text, "is_cut": True}
+    records = LinesFile("").parse(row.raw.replace(b"\n", b" "), max(row.raw_size, 1))
     # Parsing would lose data for objects with duplicate keys and numbers outside float range.
     is_whole = not records.failures and len(records.rows) == 1
-    return line | {"raw": records.rows[0] if is_whole else row["raw"].decode("utf-8", "replace")}
+    return line | {"raw": records.rows[0] if is_whole else text}
 
 
-def likely_causes(rows: Iterable[Mapping[str, Any]], recipe: Recipe) -> list[str]:
+def likely_causes(rows: Iterable[BadRow], recipe: Recipe) -> list[str]:
     """Return likely causes of bad rows, such as a source in another format than the recipe's.
 
     Args:
-        rows: quarantined rows, with the columns of `table_schemas.QUARANTINED`.
+        rows: quarantined rows.
         recipe: the recipe that they were read with.
 
     Returns:
@@ -645,18 +682,18 @@ def likely_causes(rows: Iterable[Mapping[str, Any]], recipe: Recipe) -> list[str
     Example:
         >>> source = {"path": "a.jsonl", "format": "alpaca"}
         >>> recipe = Recipe.model_validate({"dataset": "d", "tokenizer": "t", "sources": [source]})
-        >>> row = {"source": "a/a.jsonl", "row": 0, "step": "validate", "reason": "fields",
-        ...        "detail": "no field 'output'", "raw": b'{"question": "1+1?", "answer": "2"}'}
-        >>> likely_causes([row | {"raw_size": len(row["raw"])}], recipe)
+        >>> raw = b'{"question": "1+1?", "answer": "2"}'
+        >>> row = BadRow("a/a.jsonl", 0, 0, "validate", "fields", "no 'output'", raw, len(raw), "")
+        >>> likely_causes([row], recipe)
         ["Rows of 'a' look like `question_answer`, but the recipe reads them as `alpaca`. Try ..."]
     """
     shapes: dict[str, Counter[str | None]] = defaultdict(Counter)
     reasons: dict[str, Counter[str]] = defaultdict(Counter)
     sources = {source_name(source): source for source in recipe.sources}
     for row in rows:
-        name = row["source"].partition("/")[0]
-        if name in sources and row["reason"] != "media":  # media rows have the right shape
-            reasons[name][row["reason"]] += 1
+        name = row.source.partition("/")[0]
+        if name in sources and row.reason != "media":  # media rows have the right shape
+            reasons[name][row.reason] += 1
             shapes[name][_other_format(editable(row)["raw"], sources[name])] += 1
     causes = []
     for name, counts in sorted(shapes.items()):
@@ -715,7 +752,7 @@ def explain_bad_rows(
     line = count_reasons(bad)[0]
     sample = line.samples[0]
     place = place_of(sample, lines_of_rows([sample], recipe.sources))
-    causes = "".join(f" {cause}" for cause in likely_causes(bad.to_pylist(), recipe))
+    causes = "".join(f" {cause}" for cause in likely_causes(rows_of(bad), recipe))
     has_remedy = line.reason in WITH_REMEDY
     # Details of some reasons include the remedy, which must not be cut off.
     most = 4 * _MOST_DETAIL if has_remedy else _MOST_DETAIL

@@ -242,7 +242,7 @@ class _Check:
             places = pc.index_in(ids, value_set=known).to_numpy(zero_copy_only=False)
             aligned = np.flatnonzero(places >= 0)  # False for NaN: no conversation with that id
             talks = talks.take(pa.array(places[aligned].astype(np.int64)))
-        messages = FlatMessages.of(talks["messages"])
+        messages = FlatMessages.of_table(talks)
         weights = messages.decide_weights(self.config)
         weights = weights * np.repeat(pc.fill_null(one_chunk(talks["weight"]), 1), messages.counts)
         is_answer = (messages.roles == ASSISTANT) & (weights > 0)
@@ -255,7 +255,7 @@ class _Check:
         tokens = pc.index_in(texts["record_id"], value_set=one_chunk(side.tokenized["record_id"]))
         tokenized = side.tokenized.select(_Tokens._fields)
         # Look at all records, because another record of the same row may have the reasoning.
-        thoughts = FlatMessages.of(side.conversations["messages"])
+        thoughts = FlatMessages.of_table(side.conversations)
         thinks = pa.array(thoughts.sums(has_thinking(thoughts)) > 0)
         thinking = {*_rows(side.conversations.select(["source", "row"]).filter(thinks))}
         for first in range(0, len(chosen), _BATCH):

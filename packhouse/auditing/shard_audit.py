@@ -36,10 +36,11 @@ from packhouse.auditing.token_checks import (
     Side,
     bos_and_unknown,
     double_ends,
+    worst_first,
 )
 from packhouse.errors import PluginError
 from packhouse.recipe import FormatConfig
-from packhouse.records.arrays import Bools, Int64s, Uint64s, flat_list, one_chunk, read_ranges
+from packhouse.records.arrays import Bools, Int64s, TokenColumns, Uint64s, flat_list, one_chunk
 from packhouse.records.conversation_shapes import has_thinking, without_thinking
 from packhouse.records.message_rules import ASSISTANT, SYSTEM, USER, FlatMessages, num_bytes
 from packhouse.records.record_ids import is_among, leading_bits, sort_leading_bits
@@ -200,7 +201,7 @@ def _audit_side(
         tokens = PlacedTokens.of(texts, part, pipeline, compares=compares)
         # After one difference, all later slices are compared.
         are_exact &= bool(tokens.is_exact.all())
-        messages = FlatMessages.of(rows["messages"])
+        messages = FlatMessages.of_table(rows)
         due, own = answer_bytes(messages, rows, texts, config, label_names)
         num_ranges = tokens.per_row(tokens.range_rows)
         is_trained, is_answer = messages.decide_weights(config) > 0, messages.roles == ASSISTANT
@@ -437,8 +438,7 @@ def combine(shards: Sequence[tuple[str, Mapping[str, Any], Mapping[str, int]]]) 
         for finding, rows in audited["worst"].items():
             worst.setdefault(finding, []).extend(rows)
     for rows in worst.values():
-        # By id last, because the records of one row have the same place.
-        rows.sort(key=lambda row: (-row["value"], row["source"], row["row"], row["record_id"]))
+        rows.sort(key=worst_first)
         del rows[NUM_WORST:]
     total: Counter[str] = Counter()
     for counts in sources.values():
@@ -464,9 +464,8 @@ def audit_packs(packs: pa.RecordBatch, is_control: Bools, is_blank: Bools) -> di
     Returns:
         `packs`, `sequences`, `untrained_packs`, `untrained_sequences`, `cut_sequences`.
     """
-    ids, offsets = flat_list(packs["input_ids"])
+    ids, offsets, ranges = TokenColumns.of(packs)
     lengths, _ = flat_list(packs["seq_lengths"])
-    ranges = read_ranges(packs["trained_ranges"])
     rows = ranges.rows
     ends = ranges.ends + offsets[rows].astype(np.int64)
     # Sequences of [3 2] tokens end at [3 5], trained ranges end at [2 5]: both sequences have a

@@ -5,17 +5,18 @@ data from other tools (`packhouse.addons.audit_any`), which has only ids and mas
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from typing_extensions import override
 
-from packhouse.records.arrays import Bools, Bytes, Int64s, flat_list, one_chunk, read_ranges
+from packhouse.records.arrays import Bools, Bytes, Int64s, TokenColumns, one_chunk
 from packhouse.records.preference_pairs import split_sides
 from packhouse.records.table_schemas import read_table
 from packhouse.tokenize.encoders import Pipeline, TokenizerSnapshot
@@ -28,6 +29,13 @@ from packhouse.tokenize.offsets import (
 
 NUM_WORST = 5
 """Number of rows listed for each finding."""
+
+
+def worst_first(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return the sort key of a row with a `value`: the highest value first, then by place."""
+    # By id last, because the records of one row have the same place.
+    value, *place = (row[name] for name in ("value", "source", "row", "record_id"))
+    return -value, *place
 
 
 class Side(NamedTuple):
@@ -122,11 +130,10 @@ class PlacedTokens(Tokens):
         cls, formatted: pa.Table, tokenized: pa.Table, pipeline: Pipeline, *, compares: bool = True
     ) -> "PlacedTokens":
         """Find the position of each token in its row's text; for `compares`, `locate_by_widths`."""
-        ids, narrow = flat_list(tokenized["input_ids"])
+        ids, narrow, ranges = TokenColumns.of(tokenized)
         offsets: Int64s = narrow.astype(np.int64)
         texts = flat_texts(formatted["text"])
         placed = locate_by_widths(*texts, ids, offsets, pipeline, compares=compares)
-        ranges = read_ranges(tokenized["trained_ranges"])
         rows = ranges.rows
         spans = Spans.of(one_chunk(formatted["content_spans"]), placed.bases)
         # Ranges that differ from those due, in number or in place.

@@ -184,7 +184,7 @@ def fingerprint_table(
         ConfigError: `near` is on and datasketch is not installed.
     """
     num_rows = validated.num_rows
-    flat = FlatMessages.of(validated["messages"])
+    flat = FlatMessages.of_table(validated)
     normal = {
         name: _normal(flat.values.field(name)) for name in ("content", "context", "reasoning")
     }
@@ -228,7 +228,7 @@ def _normal(texts: pa.Array) -> pa.Array:
 
 def _shingles(validated: pa.Table, config: DedupConfig) -> tuple[Uint32s, Int64s]:
     """Return the sorted distinct shingles of each row in one array, and the offsets of rows."""
-    flat = FlatMessages.of(validated["messages"])
+    flat = FlatMessages.of_table(validated)
     text_columns, row_parts, answer_parts = [], [], []
     for name in _TEXTS:
         has = flat.has(name) & (flat.roles != SYSTEM)

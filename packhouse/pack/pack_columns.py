@@ -20,6 +20,7 @@ from packhouse.records.arrays import (
     Bools,
     Float32s,
     Int32s,
+    TokenColumns,
     count_up,
     flat_list,
     flat_weights,
@@ -204,8 +205,7 @@ def expand_weights(batch: pa.RecordBatch) -> Float32s:
         >>> expand_weights(batch).tolist()
         [0.0, 0.5, 0.5, 0.0, 1.0]
     """
-    _, offsets = flat_list(batch["input_ids"])
-    ranges = read_ranges(batch["trained_ranges"])
+    _, offsets, ranges = TokenColumns.of(batch)
     base = offsets[:-1][ranges.rows].astype(np.int64)
     weights = np.zeros(int(offsets[-1]), np.float32)
     of_ranges = flat_weights(batch["range_weights"], ranges.counts)

@@ -1,8 +1,8 @@
 '''Find the format of rows, and turn rows into conversations.
 
-A format is one object. Formats that share code are in `conversation_formats` and
-`single_turn_formats`; any other is the `FORMAT` of its file, and recipes use the file's name.
-`read/faq_format.py`:
+A format is one object. Formats that share code are in `conversation_formats`,
+`single_turn_formats` or an add-on (`registry.ROW_FORMATS`); any other is the `FORMAT` of its file,
+and recipes use the file's name. `read/faq_format.py`:
 
     """Questions of users, with the replies that they got."""
 
@@ -51,6 +51,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from packhouse import registry
 from packhouse.errors import ConfigError, PluginError, SourceError
 from packhouse.read.chat_messages import (
     MAX_WEIGHT,
@@ -306,11 +307,19 @@ def row_formats() -> dict[str, RowFormat]:
     from packhouse.read.single_turn_formats import TEXT_FORMATS
 
     together = CONVERSATION_FORMATS | TEXT_FORMATS | {"mixed": Mixed(required={})}
-    own_files = [name for name in ROW_FORMATS if name not in ("auto", *together)]
-    # Formats in separate files come first: their rows may also fit a broader one, such as `text`.
-    return {
-        name: import_module(f"packhouse.read.{name}_format").FORMAT for name in own_files
-    } | together
+    of_addons = {
+        name: registry.row_format(name)
+        for name, module in registry.ROW_FORMATS.items()
+        if registry.is_there(module)
+    }
+    known = {"auto", *together, *registry.ROW_FORMATS}
+    own_files = [name for name in ROW_FORMATS if name not in known]
+    # These come first: their rows may also fit a broader format, such as `text`.
+    return (
+        of_addons
+        | {name: import_module(f"packhouse.read.{name}_format").FORMAT for name in own_files}
+        | together
+    )
 
 
 @cache

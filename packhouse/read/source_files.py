@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 from packhouse.errors import PackhouseError, SourceError, TransientError
 from packhouse.read.file_formats import FORMATS_BY_ENDING, format_of_name
 from packhouse.recipe import SourceConfig
+from packhouse.registry import function_of_addon
 from packhouse.store.object_store import open_filesystem
 from packhouse.system.hub import hub_options, silent_bar
 from packhouse.system.wording import first_line, near_files
@@ -169,9 +170,7 @@ def file_errors(uri: str) -> Iterator[None]:
             raise
         said = first_line(error)
         if client == "obstore":  # s3fs raises PermissionError, obstore only tells the status
-            from packhouse.store.gcs_azure import status_of
-
-            if status_of(error) in (400, 401, 403, 404):
+            if function_of_addon("status_of")(error) in (400, 401, 403, 404):
                 raise SourceError(f"no access to source file '{uri}': {said}", uri=uri) from None
         raise TransientError(f"storage failed to return '{uri}': {said}", uri=uri) from None
 

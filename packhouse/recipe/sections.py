@@ -28,6 +28,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from packhouse import registry
 from packhouse.records.reasons import TurnOrder
 from packhouse.system.plugins import RENDERERS, NameOf, plugin_names
 
@@ -579,8 +580,6 @@ ROW_FORMATS = (
     "chat",  # messages: [{role, content}]
     "messages",  # the row itself is the list of messages
     "sharegpt",  # conversations: [{from, value}]
-    "oasst",  # a message tree: text, role, replies
-    "oasst_flat",  # one message of a tree per row: message_id, parent_id, text, role
     "transcript",  # chosen or text: "\n\nHuman: ...\n\nAssistant: ..."
     "classification",  # text, label
     "text",  # text
@@ -589,12 +588,14 @@ ROW_FORMATS = (
     "kto",  # prompt, completion, label: good or bad
     "squad",  # context, question, answers; or a list of paragraphs with these
     "mixed",  # the format is detected for each row
+    *(name for name, module in registry.ROW_FORMATS.items() if registry.is_there(module)),
     *sorted(
         file.stem.removesuffix("_format")
         for file in (Path(__file__).parents[1] / "read").glob("*_format.py")
     ),
 )
-"""Names of row formats. Those after `mixed` are in separate files: `read/<name>_format.py`."""
+"""Names of row formats. Those after `mixed` are of installed add-ons, or in separate files:
+`read/<name>_format.py`."""
 
 DETECTED = ("auto", "mixed")
 """Names with which packhouse finds the format of rows, among all formats."""
@@ -732,6 +733,13 @@ class SourceConfig(Section):
     def is_weighted(self) -> bool:
         """True if the source or its rows set a loss weight."""
         return self.loss_weight != 1 or "loss_weight" in self.fields
+
+    @field_validator("format", mode="before")
+    @classmethod
+    def _needs_its_add_on(cls, name: object) -> object:
+        if isinstance(name, str) and name in registry.ROW_FORMATS:
+            registry.row_format(name)  # raises an error that names a missing add-on
+        return name
 
     @field_validator("where")
     @classmethod

@@ -13,6 +13,7 @@ weights costs only a null bitmap, and has the same bytes however it was rendered
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -167,6 +168,21 @@ def read_ranges(column: pa.ChunkedArray | pa.Array) -> Ranges:
     spans, offsets = list_items(column)
     starts, ends = (field.to_numpy(zero_copy_only=True) for field in spans.flatten())
     return Ranges(offsets, starts, ends)
+
+
+class TokenColumns(NamedTuple):
+    """Ids and trained ranges of records or packs as flat arrays."""
+
+    ids: Int32s
+    offsets: Offsets
+    """Start of each row in `ids` and the end of the last, shape [num_rows + 1]."""
+    ranges: Ranges
+    """Relative to the start of their row."""
+
+    @classmethod
+    def of(cls, rows: pa.Table | pa.RecordBatch) -> "TokenColumns":
+        """Read rows with schema `table_schemas.TOKENIZED` or `PACKED`."""
+        return cls(*flat_list(rows["input_ids"]), read_ranges(rows["trained_ranges"]))
 
 
 def count_up(counts: npt.NDArray[np.integer], dtype: type[np.integer] = np.int64) -> np.ndarray:

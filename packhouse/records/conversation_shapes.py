@@ -70,7 +70,7 @@ class Conversations:
     @classmethod
     def from_table(cls, table: pa.Table, config: FormatConfig) -> "Conversations":
         """Read the columns, add the recipe's system turn where missing, and decide weights."""
-        flat = FlatMessages.of(table["messages"])
+        flat = FlatMessages.of_table(table)
         if config.system is not None:
             # Offsets [0 2 4] and row 1 has no system turn: messages become [0 1 4 2 3], where 4 is
             # the new message, and offsets [0 2 5].
@@ -284,7 +284,7 @@ def strip_thinking(
     """
     if config.reasoning == "keep":
         return table, {}
-    messages = FlatMessages.of(table["messages"])
+    messages = FlatMessages.of_table(table)
     is_thinking = has_thinking(messages)
     at = np.flatnonzero(is_thinking)
     if not len(at):

@@ -121,6 +121,11 @@ class FlatMessages(Runs):
         values, offsets = list_items(conversations)
         return cls(offsets, values)
 
+    @classmethod
+    def of_table(cls, table: pa.Table) -> "FlatMessages":
+        """View the messages of a table of conversations, schema `table_schemas.VALIDATED`."""
+        return cls.of(table["messages"])
+
     @cached_property
     def roles(self) -> npt.NDArray[np.int8]:
         """Role of each message as its index in `ROLES`, or `UNKNOWN`."""

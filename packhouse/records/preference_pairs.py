@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from packhouse.records.arrays import (
     Bools,
-    Offsets,
+    TokenColumns,
     count_up,
     flat_list,
     list_array,
@@ -159,27 +159,22 @@ def join_sides(chosen: pa.Table, rejected: pa.Table) -> tuple[pa.Table, Faults]:
     faults = of_rejected | check_answers(chosen)  # one fault per pair: the chosen side's
     good = np.setdiff1d(np.arange(chosen.num_rows), list(faults))
     chosen_good, rejected_good = (table.take(pa.array(good)) for table in (chosen, rejected))
-    tokens = [flat_list(table["input_ids"]) for table in (chosen_good, rejected_good)]
-    prompts = [
-        read_ranges(table["trained_ranges"]).starts for table in (chosen_good, rejected_good)
-    ]
-    is_same_prompt = _are_equal(tokens, prompts)
-    is_same = _are_equal(tokens, [np.diff(offsets) for _, offsets in tokens])
+    tokens = [TokenColumns.of(table) for table in (chosen_good, rejected_good)]
+    is_same_prompt = _are_equal(tokens, [each.ranges.starts for each in tokens])
+    is_same = _are_equal(tokens, [np.diff(each.offsets) for each in tokens])
     faults |= dict.fromkeys(good[~is_same_prompt].tolist(), _OTHER_PROMPT)
     faults |= dict.fromkeys(good[is_same].tolist(), _SAME)
     kept = pa.array(is_same_prompt & ~is_same)
     return _joined(chosen_good.filter(kept), rejected_good.filter(kept)), faults
 
 
-def _are_equal(
-    sides: list[tuple[np.ndarray, Offsets]], lengths: Sequence[npt.NDArray[np.integer]]
-) -> Bools:
+def _are_equal(sides: list[TokenColumns], lengths: Sequence[npt.NDArray[np.integer]]) -> Bools:
     """Return a mask of rows whose first `lengths` tokens are the same on both sides."""
     is_equal = np.asarray(lengths[0] == lengths[1], np.bool_)
     # Lengths [2 3] -> tokens [0 1 0 1 2] of rows [0 0 1 1 1].
     counts = np.where(is_equal, lengths[0], 0)
     rows, within = np.repeat(np.arange(len(counts)), counts), count_up(counts)
-    first, second = (ids[offsets[:-1][rows] + within] for ids, offsets in sides)
+    first, second = (each.ids[each.offsets[:-1][rows] + within] for each in sides)
     is_equal[rows[first != second]] = False
     return is_equal
 
@@ -213,8 +208,7 @@ def split_sides(tokenized: pa.Table) -> tuple[pa.Table, pa.Table]:
     Args:
         tokenized: pairs, schema `table_schemas.TOKENIZED`.
     """
-    ids, offsets = flat_list(tokenized["input_ids"])
-    ranges = read_ranges(tokenized["trained_ranges"])
+    ids, offsets, ranges = TokenColumns.of(tokenized)
     num_chosen = ranges.ends[::2]  # a side ends with its answer
     # Records [0, 7) and [7, 12), chosen sides of 4 and 2 tokens: bounds [0 4 7 9], to which the end
     # is added. Of the four lists, the first and third are chosen.

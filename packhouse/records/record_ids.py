@@ -166,13 +166,14 @@ def rename(
         awaits_thought: see `conversation_ids`.
     """
     columns = {name: one_chunk(table[name]) for name in VALIDATED.names}
-    asides = (columns[name] for name in ("tools", "label", "arguments", "weight"))
-    names = conversation_ids(columns["messages"], *asides, awaits_thought=awaits_thought)
-    is_record = pc.equal(columns["group_key"], columns["record_id"])
-    regroup = pc.and_(pa.array(is_changed), is_record)
-    new_groups = names if groups is None else groups
-    columns["group_key"] = pc.if_else(regroup, new_groups, columns["group_key"])
-    columns["record_id"] = pc.if_else(pa.array(is_changed), names, columns["record_id"])
+    names = ("record_id", "group_key", "messages", "tools", "label", "arguments", "weight")
+    old, old_groups, *parts = (columns[name] for name in names)
+    new = conversation_ids(*parts, awaits_thought=awaits_thought)
+    regroup = pc.and_(pa.array(is_changed), pc.equal(old_groups, old))
+    columns |= {
+        "group_key": pc.if_else(regroup, new if groups is None else groups, old_groups),
+        "record_id": pc.if_else(pa.array(is_changed), new, old),
+    }
     return pa.table(columns, schema=VALIDATED)
 
 
@@ -420,7 +421,7 @@ def derive(
     counts = np.array([sum(b - a for a, b in parts) for parts in ranges], np.int64)
     places = np.concatenate([np.zeros(0, np.int64), *pieces])
     bounds = np.append(0, np.cumsum(counts))
-    values = FlatMessages.of(table["messages"]).values.take(pa.array(places))
+    values = FlatMessages.of_table(table).values.take(pa.array(places))
     taken = FlatMessages(bounds, values)
     given = taken.weight.to_numpy(zero_copy_only=False).astype(np.float32)
     decided = taken.decide_weights(config)
@@ -443,7 +444,7 @@ def take_records(table: pa.Table, rows: Int64s, extents: Objects, config: Format
         extents: part of the row that each record holds (`Extent`); None: all of it.
         config: decides the default weights of messages.
     """
-    flat = FlatMessages.of(table["messages"])
+    flat = FlatMessages.of_table(table)
     weights = flat.decide_weights(config)
     ranges, own_weights, awaits = list[list[tuple[int, int]]](), list[Float32s | None](), []
     is_part = np.array([extent is not None for extent in extents], np.bool_)

@@ -222,7 +222,7 @@ class Renderer:
         filled, records = texts.filled, part
         if filled.extents.any():
             # Extents count the recipe's system turn, which is not a message of the row.
-            own = FlatMessages.of(part["messages"])
+            own = FlatMessages.of_table(part)
             added = conversations.messages.counts - own.counts
             each = zip(filled.extents, added[filled.rows].tolist(), strict=True)
             extents = np.fromiter((own and own.without_first(n) for own, n in each), np.object_)
@@ -240,7 +240,7 @@ class Renderer:
         Returns:
             The windows (schema VALIDATED), and the row of `table` that each comes from, ascending.
         """
-        flat = FlatMessages.of(table["messages"])
+        flat = FlatMessages.of_table(table)
         starts, roles, weights = flat.offsets, flat.roles, flat.decide_weights(self._config)
         edges: list[list[int]] = []  # of each row: start of each exchange, and end of the last
         for start, end in pairwise(starts.tolist()):

@@ -37,17 +37,17 @@ from packhouse.recipe import Recipe
 from packhouse.records.gate_results import GateLog, GateResult
 from packhouse.records.ledger import LedgerLine, RowCounts, check_quarantine, factor_note, ledger_of
 from packhouse.registry import function_of_addon, has_function
-from packhouse.run.cache_eviction import (
-    in_mb,
-    keep_limits,
+from packhouse.run.moved_shards import Move, find_moves
+from packhouse.run.step import AnyJob, Job, LocalRunner, Run
+from packhouse.run.step_cache import (
+    AnyReceipt,
+    Mirror,
+    Workspace,
     load_last_run,
-    obsolete_keys,
+    open_mirror,
     pin_steps,
     save_last_run,
 )
-from packhouse.run.moved_shards import Move, find_moves
-from packhouse.run.step import AnyJob, Job, LocalRunner, Run
-from packhouse.run.step_cache import AnyReceipt, Mirror, Workspace, open_mirror
 from packhouse.run.steps import (
     STEPS,
     audit,
@@ -75,11 +75,11 @@ from packhouse.run.steps.validate import (
 )
 from packhouse.store.conditional_writes import check_usable
 from packhouse.store.object_keys import pinned
-from packhouse.system.disks import CachePlace, default_cache, make_cache
+from packhouse.system.disks import CachePlace, default_cache, free_space, make_cache
 from packhouse.system.plugins import import_extra
 from packhouse.system.progress import say, start_phase
 from packhouse.system.terminal import check_interrupted
-from packhouse.system.wording import counted
+from packhouse.system.wording import counted, in_mb
 from packhouse.system.worker import return_freed_memory, run_if_idle
 from packhouse.tokenize import fingerprint_tokenizer
 from packhouse.tokenize.encoders import forget_encoders
@@ -292,8 +292,8 @@ def prepare(
     """Turn raw rows into a published version.
 
     Nothing becomes visible in the store unless every step, contract and count checks out. The run's
-    steps stay in the cache until it succeeds (`pin_steps`). The cache is brought within its
-    limits before and after the run (`keep_limits`).
+    steps stay in the cache until it succeeds (`pin_steps`). The add-on `cache` keeps the limits
+    of the cache before and after the run.
 
     Args:
         recipe: recipe to run.
@@ -316,15 +316,17 @@ def prepare(
     plan = plan or plan_jobs(recipe)
     # Before this run replaces it: data that it read and this run does not may be gone.
     last_run = load_last_run(cache, recipe.dataset).values()
+    is_limited = has_function("keep_limits")
     with pin_steps(cache, plan.version_id, [job.key for job in (*plan, *plan.side_jobs)]) as hold:
-        room, needed = keep_limits(cache), bytes_needed(plan, workspace)
+        room = function_of_addon("keep_limits")(cache) if is_limited else "no limits"
+        needed, free = bytes_needed(plan, workspace), free_space(cache).bytes
         log.info("cache '%s': %s; this run adds about %s", cache, room, in_mb(needed))
-        if needed > room.free_bytes:
+        if needed > free:
             log.warning(
                 "cache '%s' has %s free, but this run needs about %s. Free some space, or the "
                 "disk may fill up during the run.",
                 cache,
-                in_mb(room.free_bytes),
+                in_mb(free),
                 in_mb(needed),
             )
         moves = find_moves((*plan, *plan.side_jobs), last_run)
@@ -361,7 +363,8 @@ def prepare(
         gates.add(published.facts.gates, steps.seconds["audit"])
         note = factor_note(render_counts(formatted), recipe.format)
     try:
-        keep_limits(cache, obsolete_keys(last_run, plan.shards))
+        if is_limited:
+            function_of_addon("keep_limits")(cache, last_run, plan.shards)
     except DiskError as error:  # the version is published; the next run tries again
         log.warning("cache '%s' is over its limits and could not be trimmed: %s", cache, error)
     return Prepared(

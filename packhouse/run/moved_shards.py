@@ -15,11 +15,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from packhouse.records.table_schemas import read_table, with_column, write_table
-from packhouse.run.step_cache import AnyReceipt
+from packhouse.run.step_cache import AnyReceipt, LastJob
 from packhouse.system.fingerprint import digest
 
 if TYPE_CHECKING:
-    from packhouse.run.cache_eviction import LastJob
     from packhouse.run.step import AnyJob
 
 
@@ -33,7 +32,7 @@ class Move(NamedTuple):
     """To add to its byte offsets."""
 
 
-def find_moves(jobs: "Sequence[AnyJob]", last_run: "Collection[LastJob]") -> dict[str, Move]:
+def find_moves(jobs: "Sequence[AnyJob]", last_run: Collection[LastJob]) -> dict[str, Move]:
     """Return the moves of jobs that the last run did for the same bytes at another place.
 
     Args:

@@ -14,8 +14,19 @@ was deleted or altered, the step runs again. A killed step leaves only a folder 
 operating system frees its lock, so the next step can remove the folder without relying on clocks.
 If two processes compute the same key, both finish, the first rename wins, and the other process
 uses that result.
+
+```
+<cache>/runs/<dataset>.json              jobs of a dataset's last run, also read by `explain`
+<cache>/running/lock                     held while a run pins steps and during deletions
+<cache>/running/<version>-<random>.keys  keys that one run has pinned, one per line; locked by it
+```
+
+A step that a run has pinned is never deleted. An unlocked file of pins belongs to a run that failed
+or was killed: its steps are kept for another week, so that the next run can resume. A successful
+run deletes its own file and those of earlier attempts. The add-on `cache` deletes steps.
 """
 
+import errno
 import fcntl
 import json
 import os
@@ -24,11 +35,11 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
 from io import FileIO
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Generic, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Protocol, TypeVar, cast
 
 import pyarrow as pa
 from pydantic import ConfigDict, Field, TypeAdapter
@@ -37,10 +48,24 @@ from packhouse.errors import IntegrityError
 from packhouse.records import table_schemas
 from packhouse.registry import function_of_addon
 from packhouse.store.object_store import ObjectStore
-from packhouse.system.disks import CachePlace, check_cache, default_cache, disk_errors
+from packhouse.system.disks import (
+    CachePlace,
+    check_cache,
+    default_cache,
+    disk_errors,
+    write_whole,
+)
 from packhouse.system.fingerprint import canonical_json, digest, file_sha256
 from packhouse.system.wording import first_line
 
+if TYPE_CHECKING:
+    from packhouse.run.step import AnyJob
+
+CachePins = Callable[[Iterable[str]], None]
+"""Pins more steps by key."""
+
+# Errors of `flock` on file systems without locks.
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 # Lock file in a work folder, deleted once the folder becomes a finished step.
 LOCK = ".lock"
 
@@ -286,6 +311,122 @@ def has_ended(path: Path) -> bool:
             return True
     except OSError:
         return False
+
+
+@contextmanager
+def pin_steps(cache: Path, version_id: str, keys: Iterable[str]) -> Iterator[CachePins]:
+    """Pin the steps of a run while the block runs, and for another week if it fails.
+
+    Args:
+        cache: folder of finished steps.
+        version_id: 16 hex digits; runs of the same version are attempts at the same work.
+        keys: steps that the run reads or writes. Call the yielded function to pin more.
+
+    Raises:
+        DiskError: the cache cannot be written.
+    """
+    # Several runs of one version may be active: each has a file of its own.
+    path = cache / "running" / f"{version_id}-{uuid.uuid4().hex}.keys"
+
+    def hold(more: Iterable[str]) -> None:
+        lines = "".join(f"{key}\n" for key in more).encode()
+        with disk_errors(cache), cache_lock(cache):
+            while lines:  # an unbuffered write may be short
+                lines = lines[file.write(lines) :]
+
+    with ExitStack() as stack:
+        with disk_errors(cache):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = stack.enter_context(locked_file(path))
+        try:
+            hold(keys)
+        except BaseException:
+            path.unlink()
+            raise
+        # The new file includes all keys of earlier attempts.
+        forget_tries(cache, version_id)
+        yield hold
+        path.unlink(missing_ok=True)
+    # Someone may have deleted the cache during the run.
+    with suppress(FileNotFoundError):
+        forget_tries(cache, version_id)
+
+
+@contextmanager
+def cache_lock(cache: Path) -> Iterator[bool]:
+    """Hold the lock of the cache during the block, which should take milliseconds.
+
+    Yields False if the file system has no locks; then nothing may be deleted.
+    """
+    with (cache / "running" / "lock").open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            yield False
+        else:
+            yield True
+
+
+def forget_tries(cache: Path, version_id: str = "*") -> None:
+    """Unpin the steps of unsuccessful runs, of one version or of all."""
+    with cache_lock(cache):
+        for path in (cache / "running").glob(f"{version_id}-*.keys"):
+            if has_ended(path):
+                path.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LastJob:
+    """A job of a dataset's last run."""
+
+    step: str
+    label: str
+    key: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    """Name of a folder in the cache."""
+    parts: dict[str, Any]
+    """Everything that went into the key, as plain JSON."""
+    shard: dict[str, Any] | None = None
+    """The `SourceShard` that it read, as plain JSON; None if it read none."""
+
+
+_LAST_JOBS = TypeAdapter(list[LastJob])
+
+
+def save_last_run(cache: Path, dataset: str, executed: Iterable["AnyJob"]) -> None:
+    """Save the key and key parts of every job, and the location of its source rows."""
+    jobs = []
+    for job in executed:
+        shard = getattr(job.parameters, "shard", None)
+        last = LastJob(
+            step=job.step.name,
+            label=job.label,
+            key=job.key,
+            parts=dict(job.parts),
+            shard=None if shard is None else asdict(shard),
+        )
+        jobs.append(last)
+    write_whole(_path(cache, dataset), _LAST_JOBS.dump_json(jobs))
+
+
+def load_last_run(cache: Path, dataset: str) -> dict[tuple[str, str], LastJob]:
+    """Return the jobs of the last run by (step, label); empty if there is none or it is damaged."""
+    try:
+        jobs = _LAST_JOBS.validate_json(_path(cache, dataset).read_bytes())
+    except (FileNotFoundError, ValueError):
+        return {}
+    return {(job.step, job.label): job for job in jobs}
+
+
+def touch_last_run(cache: Path, dataset: str) -> None:
+    """Mark the steps of the last run as used now, because a refresh found nothing changed."""
+    with suppress(OSError):  # no last run, or a read-only cache
+        os.utime(_path(cache, dataset))
+
+
+def _path(cache: Path, dataset: str) -> Path:
+    return cache / "runs" / f"{dataset}.json"
 
 
 class Mirror(Protocol):

@@ -25,6 +25,7 @@ from packhouse.errors import (
     StoreRefusedError,
     TransientError,
 )
+from packhouse.registry import function_of_addon
 from packhouse.system.plugins import import_extra
 
 # Codes that mean "send it again", although some come with status 400: data was lost in transit.
@@ -336,7 +337,7 @@ def open_store(uri: str, *, read_timeout_s: float = 60) -> ObjectStore:
 
     Makes no request, so a wrong bucket is only noticed at the first one. Credentials, region,
     endpoint, profile and CA bundle come from the usual AWS environment and files; see
-    `packhouse.store.gcs_azure` for those of Google and Azure.
+    `packhouse.addons.gcs_azure` for those of Google and Azure.
 
     Args:
         uri: The root.
@@ -366,13 +367,13 @@ def open_store(uri: str, *, read_timeout_s: float = 60) -> ObjectStore:
 
         return LocalStore(Path(parts.path if "://" in uri else uri).expanduser())
     if parts.scheme == "s3":
-        from packhouse.store.s3 import S3Store, make_client
-
-        return S3Store(parts.netloc, prefix, client=make_client(read_timeout_s))
+        client = function_of_addon("make_client")(read_timeout_s)
+        s3: ObjectStore = function_of_addon("S3Store")(parts.netloc, prefix, client=client)
+        return s3
     if parts.scheme in _CLOUD:
-        from packhouse.store.gcs_azure import CloudStore
-
-        return CloudStore(_CLOUD[parts.scheme], parts.netloc, prefix, timeout_s=read_timeout_s)
+        kind, open_cloud = _CLOUD[parts.scheme], function_of_addon("CloudStore")
+        store: ObjectStore = open_cloud(kind, parts.netloc, prefix, timeout_s=read_timeout_s)
+        return store
     raise ConfigError(
         f"unknown store '{uri}'. Use a folder, s3://bucket/prefix, gs://bucket/prefix or "
         "az://container/prefix"
@@ -387,17 +388,13 @@ def open_filesystem(uri: str) -> tuple[Any, str]:
     import fsspec
 
     if uri.startswith("s3://"):
-        from packhouse.store.s3 import filesystem_options
-
         # fsspec caches instances, even if the environment has changed since.
-        options = filesystem_options() | {"skip_instance_cache": True}
+        options = function_of_addon("filesystem_options")() | {"skip_instance_cache": True}
         import_extra("s3fs", "s3", "s3://")
         return fsspec.filesystem("s3", **options), uri.removeprefix("s3://")
     scheme, _, path = uri.partition("://")
     if scheme in _CLOUD:
-        from packhouse.store.gcs_azure import make_filesystem
-
-        return make_filesystem(_CLOUD[scheme]), path
+        return function_of_addon("make_filesystem")(_CLOUD[scheme]), path
     if path and scheme != "file":
         raise ConfigError(f"unknown store '{uri}'. Use a folder or s3://bucket/prefix")
     folder = Path(uri.removeprefix("file://")).expanduser().resolve()

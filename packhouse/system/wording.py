@@ -53,6 +53,16 @@ def near_files(path: str | Path, *endings: str) -> str:
     return f"; found {', '.join(names[:_MOST_NAMED])}{more}"
 
 
+def in_mb(num_bytes: int) -> str:
+    """Format a number of bytes in megabytes.
+
+    Example:
+        >>> in_mb(404_100_000)
+        '404.1 MB'
+    """
+    return f"{num_bytes / 1e6:,.1f} MB"
+
+
 def counted(number: int, what: str, plural: str | None = None) -> str:
     """Return a number with its unit in singular or plural.
 

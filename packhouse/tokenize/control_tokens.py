@@ -328,11 +328,13 @@ def _base_tokenizer(backend: str) -> "Tokenizer":
     # Rename the vocabulary's entries, and drop the merges that produce them.
     parsed = orjson.loads(backend)
     model = parsed["model"]
+    vocab = model["vocab"]
     hidden = {token.text: f"\ue000{token.text}\ue000" for token in controls}
-    if isinstance(model["vocab"], dict):
-        model["vocab"] = {hidden.get(text, text): id_ for text, id_ in model["vocab"].items()}
-    else:
-        model["vocab"] = [[hidden.get(text, text), score] for text, score in model["vocab"]]
+    model["vocab"] = (
+        {hidden.get(text, text): id_ for text, id_ in vocab.items()}
+        if isinstance(vocab, dict)
+        else [[hidden.get(text, text), score] for text, score in vocab]
+    )
     if model.get("unk_token") in hidden:
         model["unk_token"] = hidden[model["unk_token"]]
     if "merges" in model:

@@ -1,4 +1,4 @@
-"""Read rows that are already tokenized, from the hex ids that `read.tokenized_format` writes.
+"""Read rows that are already tokenized, from the hex ids that row format `tokenized` gives.
 
 Nothing is encoded: the packed ids are those of the rows. They are decoded only for readers of text
 (quality counters, benchmarks, near duplicates, people).
@@ -48,7 +48,7 @@ def read_given(validated: pa.Table, snapshot: TokenizerSnapshot) -> GivenTokens:
         validated: schema `table_schemas.VALIDATED`, from rows of format `tokenized`.
         snapshot: the tokenizer of the ids.
     """
-    flat = FlatMessages.of(validated["messages"])
+    flat = FlatMessages.of_table(validated)
     data, bounds = string_bytes(flat.content)
     ids = np.frombuffer(bytes.fromhex(data.tobytes().decode("ascii")), ">u4").astype(np.int32)
     # Index of each message's first id: contents of 16 and 8 digits are ids [0, 2) and [2, 3).
@@ -94,7 +94,7 @@ def text_of_given(conversations: pa.Table) -> pa.Table:
     Returns:
         Schema `table_schemas.FORMATTED`. Which text in trained runs a template wrote is unknown.
     """
-    flat = FlatMessages.of(conversations["messages"])
+    flat = FlatMessages.of_table(conversations)
     contents = flat.content
     edges = np.append(0, np.cumsum(np.asarray(pc.binary_length(contents)), dtype=np.int64))
     is_trained = flat.roles == ASSISTANT

@@ -19,11 +19,18 @@ ADDONS = sorted(
     for path in (LIBRARY / "addons").iterdir()
     if not path.name.startswith("_") and (path.suffix == ".py" or (path / "__init__.py").exists())
 )
+# Add-on -> changes that make a recipe need it.
+NEEDED = {
+    "gcs_azure": {"publish": {"store": "gs://bucket/store"}},
+    "s3": {"publish": {"store": "s3://bucket/store"}},
+    "message_trees": {"sources": [{"path": "rows.jsonl", "format": "oasst_flat"}]},
+    "tokenized_rows": {"sources": [{"path": "rows.jsonl", "format": "tokenized"}]},
+}
 # One process imports packhouse except add-ons, and sees that none of them came along. It forks once
-# per add-on, while the files of that add-on are away. Arguments: the tokenizer, then
-# name=FUNCTION,FUNCTION.
+# per add-on, while the files of that add-on are away. Arguments: the tokenizer, `NEEDED` as JSON,
+# then name=FUNCTION,FUNCTION.
 SCRIPT = """
-import importlib, os, pkgutil, shutil, sys, traceback
+import importlib, json, os, pkgutil, shutil, sys, traceback
 from functools import partial
 from pathlib import Path
 
@@ -36,7 +43,7 @@ def import_all(package):
             if module.ispkg:
                 import_all(imported)
 
-def use(tokenizer, names):
+def use(tokenizer, names, needed):
     importlib.invalidate_caches()
     from packhouse.cli import cli
     packhouse.prepare("rows.jsonl", tokenizer=tokenizer, store="store", dataset="rows",
@@ -49,12 +56,19 @@ def use(tokenizer, names):
             continue
         raise SystemExit(f"{name} is still there")
     print(click.testing.CliRunner().invoke(cli, ["--help"]).output)
+    if needed:
+        raw = {"dataset": "rows", "tokenizer": tokenizer, "sources": [{"path": "rows.jsonl"}]}
+        Path("needed.yaml").write_text(json.dumps(raw | needed))
+        try:
+            packhouse.prepare("needed.yaml", cache="cache", progress=False)
+        except packhouse.PackhouseError as error:
+            print(type(error).__name__, error)
 
-def run(tokenizer, addon, names):
+def run(tokenizer, addon, names, needed):
     for number in (1, 2):
         os.dup2(os.open(f"said/{addon}.{number}", os.O_WRONLY | os.O_CREAT), number)
     try:
-        use(tokenizer, names)
+        use(tokenizer, names, needed)
         print("done")
     except BaseException:
         traceback.print_exc()
@@ -69,12 +83,13 @@ from packhouse.system import worker
 forks = worker.WorkerForks(partial(importlib.import_module, "libraries"), 0, 0)
 worker._forks = forks.requests, worker._environment()
 assert not any(name.startswith("packhouse.addons.") for name in sys.modules)
-for argument in sys.argv[2:]:
+needed = json.loads(sys.argv[2])
+for argument in sys.argv[3:]:
     addon, _, names = argument.partition("=")
-    (part,) = Path("packhouse/addons").glob(f"{addon}*")
+    (part,) = (path for path in Path("packhouse/addons").iterdir() if path.stem == addon)
     part.rename("gone")
     if (child := os.fork()) == 0:
-        run(sys.argv[1], addon, names.split(",") if names else [])
+        run(sys.argv[1], addon, names.split(",") if names else [], needed.get(addon))
     os.waitpid(child, 0)
     Path("gone").rename(part)
     shutil.rmtree("store", ignore_errors=True)
@@ -100,7 +115,7 @@ def said(tmp_path_factory):
     (folder / "libraries.py").write_text("import duckdb, packhouse.run.steps")
     done = subprocess.run(
         [
-            *(sys.executable, "-c", SCRIPT, str(TOKENIZER)),
+            *(sys.executable, "-c", SCRIPT, str(TOKENIZER), json.dumps(NEEDED)),
             *(f"{name}={','.join(names_of(name))}" for name in ADDONS),
         ],
         cwd=folder,
@@ -120,4 +135,10 @@ def test_all_else_works(name, said):
     for command, (module, _) in COMMANDS.items():
         needed = [module, BUILDS_ON.get(module.rpartition(".")[0], "")]
         is_gone = any(each.split(".")[1:3] == ["addons", name] for each in needed)
-        assert (f"\n  {command} " in printed) is not is_gone
+        assert (f"\n  {command}  " in printed) is not is_gone
+
+
+@pytest.mark.parametrize("name", NEEDED)
+def test_a_recipe_that_needs_it_says_so(name, said):
+    expected = f"ConfigError this needs packhouse.addons.{name}, which is not installed. "
+    assert f"{expected}Reinstall packhouse" in (said / f"{name}.1").read_text()

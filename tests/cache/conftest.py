@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from packhouse.run.cache_eviction import list_steps
+from packhouse.addons.cache import list_steps
 from tests.chain.conftest import Project
 from tests.chain.killed_run import Run
 

@@ -10,22 +10,16 @@ from datetime import UTC, datetime
 import pytest
 from click.testing import CliRunner
 
+from packhouse.addons.cache import UNFINISHED_DAYS, held_keys, list_steps, remove_steps
 from packhouse.cli import cli
 from packhouse.errors import AuditError
-from packhouse.run.cache_eviction import (
-    UNFINISHED_DAYS,
-    held_keys,
-    list_steps,
-    pin_steps,
-    remove_steps,
-)
-from packhouse.run.step_cache import StepStore
+from packhouse.run.step_cache import StepStore, pin_steps
 from tests.cache.conftest import steps_in
 
 GC_LOOP = """
 import sys, time
 from pathlib import Path
-from packhouse.run.cache_eviction import list_steps, remove_steps
+from packhouse.addons.cache import list_steps, remove_steps
 while not Path(sys.argv[1], "stop").exists():
     cache = Path(sys.argv[1], "cache")
     freed = remove_steps(cache, [each for each in list_steps(cache) if not each.is_held])

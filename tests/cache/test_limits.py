@@ -7,9 +7,10 @@ import time
 import pytest
 from click.testing import CliRunner
 
+from packhouse.addons.cache import list_steps
 from packhouse.cli import cli
 from packhouse.errors import ConfigError
-from packhouse.run.cache_eviction import list_steps, pin_steps
+from packhouse.run.step_cache import pin_steps
 from tests.cache.conftest import steps_in
 
 

@@ -7,8 +7,7 @@ import pytest
 
 from packhouse.pack import strategies
 from packhouse.pack.strategies import STRATEGIES
-from packhouse.read.conversation_formats import CONVERSATION_FORMATS
-from packhouse.read.single_turn_formats import TEXT_FORMATS
+from packhouse.read.row_formats import row_formats
 from packhouse.recipe import FormatConfig
 from packhouse.recipe.sections import docstrings_of
 from packhouse.render import single_turn
@@ -27,7 +26,7 @@ def first_cells(text: str) -> set[str]:
 @pytest.mark.parametrize(
     ("text", "names"),
     [
-        (FORMATS.read_text(), {*CONVERSATION_FORMATS, *TEXT_FORMATS, "mixed"}),
+        (FORMATS.read_text(), set(row_formats())),
         ((DOCS / "packing.md").read_text(), set(STRATEGIES)),
         (strategies.__doc__, set(STRATEGIES)),
     ],

@@ -10,7 +10,11 @@ from packhouse.records.reasons import DROP_REASONS, QUARANTINE_REASONS
 
 PACKAGE = Path(__file__).parents[2] / "packhouse"
 FILES = {
-    "validate": ("read/*.py", "addons/spreadsheets_databases.py"),
+    "validate": (
+        "read/*.py",
+        *(f"addons/{name}.py" for name in ("message_trees", "spreadsheets_databases")),
+        "addons/tokenized_rows.py",
+    ),
     "format": ("render/*.py",),
     "tokenize": ("tokenize/*.py",),
 }

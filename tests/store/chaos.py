@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from packhouse.addons.gc import collect_garbage
 from packhouse.store import load_ref, open_store, open_version, verify_version
-from packhouse.store.gc import collect_garbage
 from packhouse.store.manifest import Manifest
 from tests.forked import forks_of
 from tests.store import victim

@@ -155,7 +155,7 @@ def test_google_without_credentials_names_the_variable(gcs, monkeypatch):
 @pytest.mark.parametrize(("uri", "extra"), [("gs://b/x", "gcs"), ("az://c/x", "azure")])
 def test_a_client_that_is_not_installed_is_named(uri, extra, monkeypatch):
     monkeypatch.setitem(sys.modules, "obstore", None)
-    monkeypatch.delitem(sys.modules, "packhouse.store.gcs_azure", raising=False)
+    monkeypatch.delitem(sys.modules, "packhouse.addons.gcs_azure", raising=False)
     with pytest.raises(ConfigError, match=rf"pip install .*\[.*{extra}"):
         open_store(uri)
 
@@ -183,7 +183,7 @@ AZURE = "AccountName=a;AccountKey=a2V5"
     ],
 )
 def test_a_connection_string_is_read(settings, expected, monkeypatch):
-    cloud = pytest.importorskip("packhouse.store.gcs_azure")
+    cloud = pytest.importorskip("packhouse.addons.gcs_azure")
     monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", settings)
     assert cloud._azure_config() == expected
 

@@ -3,10 +3,11 @@ import time
 
 import pytest
 
-from packhouse.store import gc, open_store, open_version, publish_version, verify_version
+from packhouse.addons import gc
+from packhouse.addons.gc import collect_garbage
+from packhouse.store import open_store, open_version, publish_version, verify_version
 from packhouse.store.commit import draft_manifest, name_files
 from packhouse.store.conditional_writes import require_guarded
-from packhouse.store.gc import collect_garbage
 from packhouse.store.local_folder import LocalStore
 from packhouse.store.object_keys import file_key
 from packhouse.store.store_requests import put_data, run

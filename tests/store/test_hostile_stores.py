@@ -10,6 +10,7 @@ import shutil
 import pytest
 from click.testing import CliRunner
 
+from packhouse.addons.gc import collect_garbage
 from packhouse.cli import cli
 from packhouse.errors import (
     ConfigError,
@@ -30,7 +31,6 @@ from packhouse.store import (
     set_ref,
     verify_version,
 )
-from packhouse.store.gc import collect_garbage
 from packhouse.store.object_store import MAX_GET_BYTES
 from packhouse.store.refs import scan_refs
 from packhouse.store.version_reader import scan_versions

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 import numpy as np
@@ -28,8 +28,7 @@ from packhouse.addons.ask.duckdb_queries import (
     read,
 )
 from packhouse.addons.ask.version_tables import VersionFiles
-from packhouse.cli import cache_option, json_option
-from packhouse.cli.store_commands import echo_json
+from packhouse.cli import cache_option, echo_json, json_option
 from packhouse.cli.token_display import pipeline_of, plain, runs_of, tokenizer_of
 from packhouse.errors import ContractError, IntegrityError
 from packhouse.run.step_cache import Workspace
@@ -162,6 +161,29 @@ _KINDS = {
 }
 
 
+class _Record(NamedTuple):
+    """Columns of one version in a joined row; null if the version lacks the record."""
+
+    record_id: str
+    place: str | None
+    outcome: str | None
+    split: str | None
+    copies: int | None
+    label: int | None
+    num_tokens: int | None
+    num_trained: int | None
+    total_weight: float | None
+    ids_digest: str | None
+    mask_digest: str | None
+    weights_digest: str | None
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any], suffix: str = "") -> "_Record":
+        """Take the columns with a suffix; both versions share the id."""
+        record_id, *others = cls._fields
+        return cls(row[record_id], *(row[name + suffix] for name in others))
+
+
 def _diff_records(old: OpenVersion, new: OpenVersion) -> RecordDiff | None:
     """Compare the records in a worker; None if the packs have no record ids."""
     with temporary_folder("diff") as folder:
@@ -171,7 +193,7 @@ def _diff_records(old: OpenVersion, new: OpenVersion) -> RecordDiff | None:
         # Both versions are joined in one database, so it needs memory for both.
         memory = MEMORY + (size + more) * MEMORY_PER_BYTE
         try:
-            numbers, shown, pairs = run_in_worker(
+            numbers, rows, edited = run_in_worker(
                 partial(_compare, before, after, memory),
                 what=f"the files of {old.dataset} and {new.dataset}",
                 blames=IntegrityError,
@@ -180,21 +202,29 @@ def _diff_records(old: OpenVersion, new: OpenVersion) -> RecordDiff | None:
             )
         except ContractError:
             return None
-    _set_outcomes(old, new, "outcome", shown["added"])
-    _set_outcomes(new, old, "outcome new", shown["removed"])
-    both = {name: [(row, row) for row in rows] for name, rows in shown.items()} | {"edited": pairs}
-    examples = {name: [_change(name, *p) for p in own] for name, own in both.items() if own}
+    # A joined row has both versions of a record, but an edited row has a record of its own in each.
+    joined = {name: [(row, row) for row in own] for name, own in rows.items()} | {"edited": edited}
+    shown = {
+        name: [(_Record.of(before), _Record.of(after, " new")) for before, after in own]
+        for name, own in joined.items()
+    }
+    added, removed = shown["added"], shown["removed"]
+    outcomes = _outcomes(old, new, [(of_old, of_new.place) for of_old, of_new in added])
+    shown["added"] = [(one, other) for one, (_, other) in zip(outcomes, added, strict=True)]
+    outcomes = _outcomes(new, old, [(of_new, of_old.place) for of_old, of_new in removed])
+    shown["removed"] = [(one, other) for (one, _), other in zip(removed, outcomes, strict=True)]
+    examples = {name: [_change(name, *p) for p in own] for name, own in shown.items() if own}
     return RecordDiff(**numbers, examples=examples)
 
 
 def _compare(
     before: VersionFiles, after: VersionFiles, memory: int
-) -> tuple[dict[str, int], dict[str, Rows], list[tuple[dict[str, Any], dict[str, Any]]]]:
+) -> tuple[dict[str, int], dict[str, Rows], list[list[dict[str, Any]]]]:
     """Join the contents of two versions (in a worker).
 
     Returns:
-        Number of records by kind, the first records of each kind, and the old and the new record of
-        the first edited rows.
+        Number of records by kind, joined rows of the first records of each kind, and those of the
+        old and the new record of the first edited rows.
     """
     with open_views(before, memory=memory) as views:
         old = views.rows(_CONTENTS)
@@ -217,8 +247,8 @@ def _compare(
         first = f"ORDER BY record_id LIMIT {_MAX_EXAMPLES}"
         shown = {n: rows(f"FROM pairs WHERE {each} {first}") for n, each in _KINDS.items()}
         del shown["same"]
-        pairs = [(row["old"], row["new"]) for row in rows(_EXAMPLES_OF_EDITED)]
-    return numbers, shown, pairs
+        edited = [[*row.values()] for row in rows(_EXAMPLES_OF_EDITED)]
+    return numbers, shown, edited
 
 
 _PLACE = "source || ' row ' || row"
@@ -234,68 +264,65 @@ SELECT {_PLACE} AS place, reason, detail FROM (
 """
 
 
-def _set_outcomes(opened: OpenVersion, other: OpenVersion, name: str, records: Rows) -> None:
-    """Add the reason why example records are missing from a version.
+def _outcomes(
+    opened: OpenVersion, other: OpenVersion, records: Sequence[tuple[_Record, str | None]]
+) -> list[_Record]:
+    """Return example records that a version lacks, each with the reason as its outcome.
 
     Args:
         opened: the version that lacks the records.
         other: the version that has them.
-        name: column of `records` to fill.
-        records: the examples, changed in place.
+        records: each with its place in the other version.
     """
     # Records with an outcome already explain themselves.
-    wanted = {row["place"] or row["place new"] for row in records if not row[name]} - {None}
-    if not wanted:
-        return
-    num_records, num_others = (
-        {row["place"]: row["number"] for row in read(each, _NUM_RECORDS, [[*wanted]]).to_pylist()}
-        for each in (opened, other)
-    )
-    details = {
-        place: "split to fewer records"
-        if number < num_others.get(place, 0)
-        else "equal to another record"
-        for place, number in num_records.items()
-    }
-    for row in read(opened, _LEFT_OUT, [[*wanted]]).to_pylist():
-        details[row["place"]] = f"{row['reason']}: {row['detail']}".removesuffix(": ")
-    for row in records:
-        row[name] = row[name] or details.get(row["place"] or row["place new"])
+    wanted = {each.place or place for each, place in records if not each.outcome} - {None}
+    details: dict[str | None, str] = {}
+    if wanted:
+        num_records, num_others = (
+            dict(zip(*(column.to_pylist() for column in found.columns), strict=True))
+            for found in (read(each, _NUM_RECORDS, [[*wanted]]) for each in (opened, other))
+        )
+        for place, number in num_records.items():
+            is_split = number < num_others.get(place, 0)
+            details[place] = "split to fewer records" if is_split else "equal to another record"
+        columns = (column.to_pylist() for column in read(opened, _LEFT_OUT, [[*wanted]]).columns)
+        for place, reason, detail in zip(*columns, strict=True):
+            details[place] = f"{reason}: {detail}".removesuffix(": ")
+    return [
+        each._replace(outcome=each.outcome or details.get(each.place or place))
+        for each, place in records
+    ]
 
 
-def _change(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Change:
-    """Describe the difference of a record from its joined row (for edited rows, from two rows)."""
+def _change(name: str, old: _Record, new: _Record) -> Change:
+    """Describe the difference of a record."""
     changes = []  # parts for an edited row with an unchanged number of tokens
-    if name == "edited" and old["num_tokens"] == new["num_tokens new"]:
-        if old["label"] != new["label new"]:
-            changes.append(f"label {old['label']} -> {new['label new']}")
-        if old["weights_digest"] != new["weights_digest new"]:
+    if name == "edited" and old.num_tokens == new.num_tokens:
+        if old.label != new.label:
+            changes.append(f"label {old.label} -> {new.label}")
+        if old.weights_digest != new.weights_digest:
             changes.append(_weights(old, new))
-        is_trained_otherwise = old["mask_digest"] != new["mask_digest new"]
-        if old["ids_digest"] == new["ids_digest new"] and is_trained_otherwise:
-            changes.append(f"{old['num_trained']} -> {new['num_trained new']} trained")
+        if old.ids_digest == new.ids_digest and old.mask_digest != new.mask_digest:
+            changes.append(f"{old.num_trained} -> {new.num_trained} trained")
         if not changes:
-            changes.append(f"different text of {counted(old['num_tokens'], 'token')}")
-    tokens = f"{old['num_tokens']} -> {counted(new['num_tokens new'] or 0, 'token')}"
+            changes.append(f"different text of {counted(old.num_tokens or 0, 'token')}")
+    tokens = f"{old.num_tokens} -> {counted(new.num_tokens or 0, 'token')}"
     details = {
-        "added": f"was {old['outcome']}" if old["outcome"] else "",
-        "removed": f"now {new['outcome new']}" if new["outcome new"] else "not in the sources",
+        "added": f"was {old.outcome}" if old.outcome else "",
+        "removed": f"now {new.outcome}" if new.outcome else "not in the sources",
         "edited": ", ".join(changes) or tokens,
-        "changed_masks": f"{old['num_trained']} -> {new['num_trained new']} trained",
+        "changed_masks": f"{old.num_trained} -> {new.num_trained} trained",
         "changed_weights": _weights(old, new),
-        "copies": f"{old['copies']} -> {counted(new['copies new'] or 0, 'copy')}",
-        "moved": f"{old['split']} -> {new['split new']}",
+        "copies": f"{old.copies} -> {counted(new.copies or 0, 'copy')}",
+        "moved": f"{old.split} -> {new.split}",
     }
-    place = old["place"] if name == "removed" else new["place new"]
-    return Change(new["record_id"], old["record_id"], place or "", details.get(name, tokens))
+    place = old.place if name == "removed" else new.place
+    return Change(new.record_id, old.record_id, place or "", details.get(name, tokens))
 
 
-def _weights(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+def _weights(old: _Record, new: _Record) -> str:
     """Format the mean loss weight per trained token of both versions."""
-    means = (
-        (row[f"total_weight{end}"] or 0) / (row[f"num_trained{end}"] or 1)
-        for row, end in ((old, ""), (new, " new"))
-    )
+    means = ((each.total_weight or 0) / (each.num_trained or 1) for each in (old, new))
     return "loss weight {:.4g} -> {:.4g}".format(*means)
 
 

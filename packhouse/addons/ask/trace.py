@@ -31,8 +31,7 @@ from packhouse.read.source_files import source_name
 from packhouse.recipe import Recipe, ValidateConfig
 from packhouse.recipe.recipe_file import load_recipe
 from packhouse.records.table_schemas import read_table
-from packhouse.run.cache_eviction import load_last_run
-from packhouse.run.step_cache import Workspace
+from packhouse.run.step_cache import Workspace, load_last_run
 from packhouse.run.steps.tokenize import TOKENIZE
 from packhouse.run.steps.validate import shard_bytes
 from packhouse.store import OpenVersion
@@ -105,8 +104,9 @@ def trace(
 def _of_token(opened: OpenVersion, split: str, pack: int, token: int) -> dict[str, Any]:
     """Return the source row of a token, and why it is trained or not."""
     ((_, row),) = read_packs(opened, split, pack, 1)
-    if token >= len(row["input_ids"]):
-        has = f"the pack has {len(row['input_ids']):,} tokens, counted from 0."
+    ids = row["input_ids"]
+    if token >= len(ids):
+        has = f"the pack has {len(ids):,} tokens, counted from 0."
         raise ConfigError(f"{split} pack {pack:,} has no token {token:,}: {has}")
     preferences = opened.manifest.preferences
     records = records_in(row, preferences, label_names(opened.manifest))
@@ -125,11 +125,11 @@ def _of_token(opened: OpenVersion, split: str, pack: int, token: int) -> dict[st
     if is_part:
         parts = [part for part in records_in(row) if part.record_id == record_id]
         query = (  # tokens in earlier packs
-            "SELECT coalesce(sum(n), 0)::BIGINT AS n FROM ("
+            "SELECT coalesce(sum(n), 0)::BIGINT FROM ("
             "SELECT unnest(record_ids) AS record_id, unnest(seq_lengths) AS n FROM packs "
             "WHERE split = ? AND pack < ?) WHERE record_id = ?"
         )
-        before = read(opened, query, [split, pack, record_id])["n"][0].as_py()
+        before = read(opened, query, [split, pack, record_id])[0][0].as_py()
         before += sum(part.end - part.start for part in parts if part.end <= start)
         # A record that is repeated appears again from its first token on.
         before %= num_tokens
@@ -163,7 +163,7 @@ def _of_token(opened: OpenVersion, split: str, pack: int, token: int) -> dict[st
         "record": record_id,
         **({"side" if is_paired else "label": side} if side else {}),
         f"token of the {'side' if is_paired else 'record'}": before + inner,
-        "token id": row["input_ids"][token],
+        "token id": ids[token],
         "turn": turn,
         "trained": "yes" if is_trained else "no",
         "rule": rule,

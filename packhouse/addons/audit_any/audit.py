@@ -480,20 +480,21 @@ def _audit_raw(
 ) -> AuditReport:
     """Prepare raw rows with all limits lifted, and report what the audit found."""
     shares = [name for name in AuditConfig.model_fields if name.startswith("max_")]
-    quality = settings.get("audit", {}).get("quality") or {}
+    audit, validate, format_ = (settings.get(n, {}) for n in ("audit", "validate", "format"))
+    quality = audit.get("quality") or {}
     # Limits would stop the preparation at the first problem, but a report lists all problems.
     lifted = {
         **settings,
         "audit": {
-            **settings.get("audit", {}),
+            **audit,
             "min_answer_coverage": 0.0,
             **dict.fromkeys(shares, 1.0),
             "quality": {n: value for n, value in quality.items() if not n.startswith("max_")},
         },
-        "validate": {**settings.get("validate", {}), "max_quarantined": 1.0},
+        "validate": {**validate, "max_quarantined": 1.0},
     }
     if template is not None:
-        lifted["format"] = {**settings.get("format", {}), "template": template}
+        lifted["format"] = {**format_, "template": template}
     with temporary_folder("audit") as store:
         recipe = recipe_for(
             data,

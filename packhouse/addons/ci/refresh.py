@@ -27,11 +27,16 @@ from packhouse.records.ledger import check_quarantine
 from packhouse.records.reasons import ROW_STEPS
 from packhouse.registry import function_of_addon
 from packhouse.render.jinja_sandbox import pinned_date
-from packhouse.run.cache_eviction import forget_tries, touch_last_run
 from packhouse.run.chain import Plan, Prepared, check_golden, plan_jobs, prepare
 from packhouse.run.prepare_arguments import read_recipe
 from packhouse.run.step import LocalRunner
-from packhouse.run.step_cache import Mirror, Workspace, open_mirror
+from packhouse.run.step_cache import (
+    Mirror,
+    Workspace,
+    forget_tries,
+    open_mirror,
+    touch_last_run,
+)
 from packhouse.run.steps import ALL_LIBRARIES, ENGINE_VERSIONS
 from packhouse.run.steps.publish import configuration_of
 from packhouse.store import OpenVersion, load_ref, open_store, open_version, set_ref

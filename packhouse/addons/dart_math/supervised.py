@@ -34,11 +34,10 @@ from packhouse.recipe import FormatConfig, Recipe, SourceConfig
 from packhouse.records.arrays import Int64s
 from packhouse.records.ledger import LedgerLine, check_quarantine, ledger_of
 from packhouse.registry import function_of_addon
-from packhouse.run.cache_eviction import pin_steps
 from packhouse.run.chain import plan_jobs
 from packhouse.run.prepare_arguments import data_uri, source_settings, tokenizer_name, write_content
 from packhouse.run.step import AnyJob, execute
-from packhouse.run.step_cache import AnyReceipt, Workspace
+from packhouse.run.step_cache import AnyReceipt, Workspace, pin_steps
 from packhouse.run.steps import files
 from packhouse.run.steps.validate import check_all_text_is_read
 from packhouse.system.disks import disk_errors

@@ -1,4 +1,4 @@
-"""Read rows that another tool tokenized: `input_ids` with `labels` or masks.
+"""Row format `tokenized`: rows that another tool tokenized, `input_ids` with `labels` or masks.
 
 Each run of tokens with the same weight becomes a turn: an assistant turn if it is trained, else a
 user turn. Contents are the ids in hex, eight digits each, so that the record's id and group, which
@@ -83,15 +83,6 @@ class TokenRows(RowFormat):
                 break
             bounds.pop()
         return [Conversation(_turns(ids[start:end], weights[start:end])) for start, end in bounds]
-
-
-FORMAT = TokenRows(
-    required=aliases("input_ids"),
-    optional=aliases(
-        "labels loss_mask|loss_weights assistant_masks|assistant_mask completion_mask "
-        "attention_mask position_ids seq_lengths cu_seqlens|cu_seq_lens|cu_seq_lens_q"
-    ),
-)
 
 
 # Types allowed in a list. All other lists take only integers: `true` is not an id or a label.
@@ -234,3 +225,14 @@ def _turns(ids: Ints, weights: Weights) -> list[Turn]:
         loss_weight = None if weight in (0, 1) else weight
         turns.append((role, content, None, None, None, None, None, loss_weight, None))
     return turns
+
+
+FORMATS = {
+    "tokenized": TokenRows(
+        required=aliases("input_ids"),
+        optional=aliases(
+            "labels loss_mask|loss_weights assistant_masks|assistant_mask completion_mask "
+            "attention_mask position_ids seq_lengths cu_seqlens|cu_seq_lens|cu_seq_lens_q"
+        ),
+    )
+}

@@ -1,4 +1,4 @@
-"""Delete files left by interrupted publishes, without ever touching committed versions.
+"""`packhouse gc`: delete files left by interrupted publishes, never a committed version.
 
 Age alone cannot distinguish a dead publisher from a slow one, and a version committed between
 listing and deletion would be lost. So collection first takes the commit slot itself with a
@@ -15,11 +15,17 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal
 
+import click
+
+from packhouse.cli import echo_json, json_option
 from packhouse.errors import IntegrityError
 from packhouse.store import object_keys
 from packhouse.store.manifest import Manifest, Tombstone, read_slot_steps
 from packhouse.store.object_store import ObjectInfo, ObjectStore, PreconditionFailedError
 from packhouse.store.store_requests import Steps, ask, run
+from packhouse.store.version_reader import open_dataset
+from packhouse.system.terminal import echo, print_table
+from packhouse.system.wording import counted
 
 # An upload that has written nothing for a day is dead rather than slow.
 DEFAULT_GRACE_S = 24 * 3600.0
@@ -168,3 +174,62 @@ def fence_steps(dataset: str, version: str) -> Steps[bool]:
         slot = yield from read_slot_steps(dataset, version)
         return isinstance(slot, Tombstone)
     return True
+
+
+@click.command()
+@click.argument("dataset", metavar="STORE/DATASET")
+@click.option("--delete", is_flag=True, help="Delete the listed files. [default: only list them]")
+@click.option(
+    "--grace-hours",
+    default=24.0,
+    show_default=True,
+    help="Keep uncommitted attempts modified in the last N hours.",
+)
+@json_option()
+def gc(dataset: str, delete: bool, grace_hours: float, as_json: bool) -> None:
+    """Delete files left by interrupted publishes (dry run by default).
+
+    Published versions are never touched. A version with a damaged manifest is reported and kept,
+    and the exit code is 5.
+
+    \b
+    Example:
+      $ packhouse gc ./store/demo
+      version              reason     objects      bytes
+      4d2e13b71eff8f7c.g0  abandoned        3  1,385,921
+      ...
+    """
+    store, name = open_dataset(dataset)
+    report = collect_garbage(store, name, grace_s=grace_hours * 3600, dry_run=not delete)
+    if as_json:
+        echo_json(
+            {
+                "dry_run": report.dry_run,
+                "deleted": report.num_deleted,
+                "bytes": report.num_bytes,
+                "unfinished_uploads": report.num_unfinished_uploads,
+                "probes": report.num_probes,
+                "garbage": [
+                    {
+                        "version": garbage.version,
+                        "reason": garbage.reason,
+                        "bytes": garbage.num_bytes,
+                        "keys": [info.key for info in garbage.objects],
+                    }
+                    for garbage in report.garbage
+                ],
+            }
+        )
+    else:
+        rows = [(g.version, g.reason, len(g.objects), g.num_bytes) for g in report.garbage]
+        print_table(("version", "reason", "objects", "bytes"), rows)
+        verb = f"{counted(report.num_deleted, 'object')} deleted."
+        if report.dry_run:
+            verb = "Nothing was deleted; to delete them, pass --delete."
+        echo(
+            f"Found {counted(report.num_bytes, 'byte')} of garbage, "
+            f"{counted(report.num_unfinished_uploads, 'unfinished upload')} and "
+            f"{counted(report.num_probes, 'object')} left by store checks. {verb}"
+        )
+    if any(garbage.reason == "damaged" for garbage in report.garbage):
+        raise click.exceptions.Exit(IntegrityError.exit_code)

@@ -1,4 +1,4 @@
-"""The commands `packhouse ls`, `show`, `verify`, `pull`, `ref` and `gc`."""
+"""The commands `packhouse ls`, `show`, `verify`, `pull` and `ref`."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,10 +10,9 @@ from typing import Any
 
 import click
 
-from packhouse.cli import json_option, number_option
+from packhouse.cli import echo_json, json_option, number_option
 from packhouse.cli.result_summary import audit_blocks, ledger_block, print_block
 from packhouse.errors import IntegrityError, VersionNotFoundError
-from packhouse.store.gc import collect_garbage
 from packhouse.store.manifest import TABLES, Manifest
 from packhouse.store.object_keys import is_name, manifest_key, parse_address
 from packhouse.store.object_store import ObjectStore, open_store
@@ -29,11 +28,6 @@ from packhouse.store.version_reader import (
 )
 from packhouse.system.terminal import echo, print_facts, print_note, print_table
 from packhouse.system.wording import counted
-
-
-def echo_json(value: object) -> None:
-    """Print JSON with sorted keys."""
-    echo(json.dumps(value, sort_keys=True, indent=2))
 
 
 @contextmanager
@@ -390,62 +384,3 @@ def _say_moved(moved: Ref, as_json: bool) -> None:
     else:
         before = f"was {moved.parent}" if moved.parent else "new ref"
         echo(f"{moved.name} -> {moved.version} (move {moved.seq}, {before})")
-
-
-@click.command()
-@click.argument("dataset", metavar="STORE/DATASET")
-@click.option("--delete", is_flag=True, help="Delete the listed files. [default: only list them]")
-@click.option(
-    "--grace-hours",
-    default=24.0,
-    show_default=True,
-    help="Keep uncommitted attempts modified in the last N hours.",
-)
-@json_option()
-def gc(dataset: str, delete: bool, grace_hours: float, as_json: bool) -> None:
-    """Delete files left by interrupted publishes (dry run by default).
-
-    Published versions are never touched. A version with a damaged manifest is reported and kept,
-    and the exit code is 5.
-
-    \b
-    Example:
-      $ packhouse gc ./store/demo
-      version              reason     objects      bytes
-      4d2e13b71eff8f7c.g0  abandoned        3  1,385,921
-      ...
-    """
-    store, name = open_dataset(dataset)
-    report = collect_garbage(store, name, grace_s=grace_hours * 3600, dry_run=not delete)
-    if as_json:
-        echo_json(
-            {
-                "dry_run": report.dry_run,
-                "deleted": report.num_deleted,
-                "bytes": report.num_bytes,
-                "unfinished_uploads": report.num_unfinished_uploads,
-                "probes": report.num_probes,
-                "garbage": [
-                    {
-                        "version": garbage.version,
-                        "reason": garbage.reason,
-                        "bytes": garbage.num_bytes,
-                        "keys": [info.key for info in garbage.objects],
-                    }
-                    for garbage in report.garbage
-                ],
-            }
-        )
-    else:
-        rows = [(g.version, g.reason, len(g.objects), g.num_bytes) for g in report.garbage]
-        print_table(("version", "reason", "objects", "bytes"), rows)
-        verb = f"{counted(report.num_deleted, 'object')} deleted."
-        if report.dry_run:
-            verb = "Nothing was deleted; to delete them, pass --delete."
-        echo(
-            f"Found {counted(report.num_bytes, 'byte')} of garbage, "
-            f"{counted(report.num_unfinished_uploads, 'unfinished upload')} and "
-            f"{counted(report.num_probes, 'object')} left by store checks. {verb}"
-        )
-    if any(garbage.reason == "damaged" for garbage in report.garbage):
-        raise click.exceptions.Exit(IntegrityError.exit_code)

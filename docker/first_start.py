@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 
-from packhouse.addons.s3 import make_client
+from packhouse.store.s3 import make_client
 
 STORE = os.environ.get("PACKHOUSE_STORE", "s3://packhouse")
 DEPLOY = "deployments/deploy.py"

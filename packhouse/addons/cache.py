@@ -29,7 +29,8 @@ from pathlib import Path
 import click
 import orjson
 
-from packhouse.cli import cache_option, echo_json, json_option
+from packhouse.cli import cache_option, json_option
+from packhouse.cli.store_commands import echo_json
 from packhouse.errors import ConfigError
 from packhouse.read import SourceShard
 from packhouse.run.step_cache import LastJob, cache_lock, forget_tries, has_ended

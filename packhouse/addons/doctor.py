@@ -17,7 +17,8 @@ from typing import Literal
 
 import click
 
-from packhouse.cli import echo_json, json_option
+from packhouse.cli import json_option
+from packhouse.cli.store_commands import echo_json
 from packhouse.errors import (
     DiskError,
     IntegrityError,

@@ -55,11 +55,6 @@ def json_option(what: str = "Print JSON.") -> Decorator:
     return click.option("--json", "as_json", is_flag=True, help=what)
 
 
-def echo_json(value: object) -> None:
-    """Print JSON with sorted keys."""
-    echo(json.dumps(value, sort_keys=True, indent=2))
-
-
 def recipe_options(command: Callable[..., object]) -> Callable[..., object]:
     """Add RECIPE, --set, --cache and --json."""
     for decorate in (

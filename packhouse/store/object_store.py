@@ -367,9 +367,9 @@ def open_store(uri: str, *, read_timeout_s: float = 60) -> ObjectStore:
 
         return LocalStore(Path(parts.path if "://" in uri else uri).expanduser())
     if parts.scheme == "s3":
-        client = function_of_addon("make_client")(read_timeout_s)
-        s3: ObjectStore = function_of_addon("S3Store")(parts.netloc, prefix, client=client)
-        return s3
+        from packhouse.store.s3 import S3Store, make_client
+
+        return S3Store(parts.netloc, prefix, client=make_client(read_timeout_s))
     if parts.scheme in _CLOUD:
         kind, open_cloud = _CLOUD[parts.scheme], function_of_addon("CloudStore")
         store: ObjectStore = open_cloud(kind, parts.netloc, prefix, timeout_s=read_timeout_s)
@@ -388,8 +388,10 @@ def open_filesystem(uri: str) -> tuple[Any, str]:
     import fsspec
 
     if uri.startswith("s3://"):
+        from packhouse.store.s3 import filesystem_options
+
         # fsspec caches instances, even if the environment has changed since.
-        options = function_of_addon("filesystem_options")() | {"skip_instance_cache": True}
+        options = filesystem_options() | {"skip_instance_cache": True}
         import_extra("s3fs", "s3", "s3://")
         return fsspec.filesystem("s3", **options), uri.removeprefix("s3://")
     scheme, _, path = uri.partition("://")

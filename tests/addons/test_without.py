@@ -22,7 +22,6 @@ ADDONS = sorted(
 # Add-on -> changes that make a recipe need it.
 NEEDED = {
     "gcs_azure": {"publish": {"store": "gs://bucket/store"}},
-    "s3": {"publish": {"store": "s3://bucket/store"}},
     "message_trees": {"sources": [{"path": "rows.jsonl", "format": "oasst_flat"}]},
     "tokenized_rows": {"sources": [{"path": "rows.jsonl", "format": "tokenized"}]},
 }

@@ -108,7 +108,7 @@ def use(monkeypatch):
             monkeypatch.delenv(name, raising=False)
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
-        from packhouse.addons.s3 import make_client
+        from packhouse.store.s3 import make_client
 
         bucket = f"bucket-{uuid.uuid4().hex[:12]}"
         make_client().create_bucket(Bucket=bucket)

@@ -18,8 +18,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from packhouse.addons.s3 import make_client
 from packhouse.store import load_ref, open_store, open_version, publish_version, verify_version
+from packhouse.store.s3 import make_client
 from tests.store import ceph, chaos
 from tests.store.conftest import s3_environment
 from tests.store.proxy import FaultyProxy, at_random

@@ -2,11 +2,11 @@
 
 import pytest
 
-from packhouse.addons.s3 import S3Store
 from packhouse.errors import StoreError, StoreRefusedError, TransientError
 from packhouse.store import open_store
 from packhouse.store.conditional_writes import check_usable
 from packhouse.store.local_folder import LocalStore
+from packhouse.store.s3 import S3Store
 from tests.store import ceph
 from tests.store.proxy import FaultyProxy
 

@@ -10,9 +10,9 @@ import pytest
 from botocore.response import StreamingBody
 from botocore.stub import Stubber
 
-from packhouse.addons.s3 import S3Store, filesystem_options, make_client
 from packhouse.errors import ConfigError, StoreError
 from packhouse.store import open_store
+from packhouse.store.s3 import S3Store, filesystem_options, make_client
 from tests.store.conftest import SETTINGS
 from tests.store.proxy import FaultyProxy
 

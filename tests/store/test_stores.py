@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import pytest
 
 from packhouse.addons.doctor import examine
-from packhouse.addons.s3 import S3Store, make_client
 from packhouse.errors import (
     ConfigError,
     IntegrityError,
@@ -30,6 +29,7 @@ from packhouse.store.object_store import (
     check_key,
     file_body,
 )
+from packhouse.store.s3 import S3Store, make_client
 from tests.store.proxy import FaultyProxy
 from tests.store.versions import FACTS, pack_file
 

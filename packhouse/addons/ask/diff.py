@@ -28,7 +28,8 @@ from packhouse.addons.ask.duckdb_queries import (
     read,
 )
 from packhouse.addons.ask.version_tables import VersionFiles
-from packhouse.cli import cache_option, echo_json, json_option
+from packhouse.cli import cache_option, json_option
+from packhouse.cli.store_commands import echo_json
 from packhouse.cli.token_display import pipeline_of, plain, runs_of, tokenizer_of
 from packhouse.errors import ContractError, IntegrityError
 from packhouse.run.step_cache import Workspace

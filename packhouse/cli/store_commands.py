@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from packhouse.cli import echo_json, json_option, number_option
+from packhouse.cli import json_option, number_option
 from packhouse.cli.result_summary import audit_blocks, ledger_block, print_block
 from packhouse.errors import IntegrityError, VersionNotFoundError
 from packhouse.store.manifest import TABLES, Manifest
@@ -28,6 +28,11 @@ from packhouse.store.version_reader import (
 )
 from packhouse.system.terminal import echo, print_facts, print_note, print_table
 from packhouse.system.wording import counted
+
+
+def echo_json(value: object) -> None:
+    """Print JSON with sorted keys."""
+    echo(json.dumps(value, sort_keys=True, indent=2))
 
 
 @contextmanager

@@ -121,6 +121,7 @@ FUNCTIONS = {
         ),
         "addons.cache": ("cache_room", "keep_limits"),
         "addons.mirrors": ("open_step_mirror", "copy_version"),
+        "addons.tokenized_rows": ("read_given", "text_of_given"),
         "addons.gcs_azure": ("CloudStore", "make_filesystem", "status_of"),
         "addons.exports": ("check_published_exports", "write_published_export"),
     }.items()
@@ -143,6 +144,9 @@ ROW_FORMATS = {
     "oasst_flat": "packhouse.addons.message_trees",
 }
 """Row formats of add-ons, with module; its `FORMATS` has them by name."""
+
+GIVEN_VERSION = 1
+"""Part of the cache keys of tokenized rows. Raise it when the same ids would give other tables."""
 
 TEXT_FUNCTIONS = {
     name: ("packhouse.addons.quality", returns)

@@ -68,7 +68,6 @@ from packhouse.tokenize.encoders import (
     load_tokenizer,
     read_pipeline,
 )
-from packhouse.tokenize.pretokenized import read_given
 from packhouse.tokenize.text_to_tokens import cuts_prompts
 from packhouse.tokenize.tokenizer_loading import MEMORY_PER_BYTE, tokenizer_bytes, tokenizer_folder
 
@@ -537,7 +536,7 @@ def try_rows(
         The fields of `RenderCounts`.
     """
     if row_format == "tokenized":
-        given = read_given(
+        given = function_of_addon("read_given")(
             read_table(folder / "validated.arrow"),
             load_snapshot(recipe.tokenizer, cache, recipe.tokenize.pipeline),
         )

@@ -62,6 +62,7 @@ from packhouse.records.table_schemas import (
     refused_rows,
     write_table,
 )
+from packhouse.registry import GIVEN_VERSION
 from packhouse.system.progress import advance
 from packhouse.system.worker import at, limited
 from packhouse.tokenize.control_tokens import encode_plain, find_forged
@@ -85,7 +86,6 @@ from packhouse.tokenize.offsets import (
     prompt_ends,
     train_ranges,
 )
-from packhouse.tokenize.pretokenized import GIVEN_VERSION
 from packhouse.tokenize.tokenizer_loading import load_snapshot
 
 VERSION = 2

@@ -44,7 +44,6 @@ from packhouse.run.steps.validate import (
 )
 from packhouse.system.plugins import plugin_key, plugin_names
 from packhouse.system.wording import near_files, near_name
-from packhouse.tokenize.pretokenized import text_of_given
 from packhouse.tokenize.tokenizer_loading import check_unchanged, tokenizer_folder
 
 
@@ -186,7 +185,9 @@ def compute(work: JobContext[FormatParameters], folder: Path) -> ShardCounts:
     path = validated.path("validated.arrow")
     rows_in = validated.facts.rows_out
     if parameters.shard.row_format == "tokenized":  # the rows came with ids, so no template is used
-        write_table(folder / "formatted.arrow", text_of_given(read_table(path)))
+        write_table(
+            folder / "formatted.arrow", function_of_addon("text_of_given")(read_table(path))
+        )
         return ShardCounts(rows_in=rows_in, rows_out=rows_in, notes={})
     tokenizers = work.workspace.tokenizers
     call = partial(render_shard, path, recipe, parameters.label_names, tokenizers, folder)

@@ -25,13 +25,13 @@ from packhouse.records import message_rules
 from packhouse.records.ledger import Filter, RenderCounts, RowCounts, filters_of
 from packhouse.records.record_ids import GroupBy
 from packhouse.records.table_schemas import REFUSED, read_table, write_table
+from packhouse.registry import GIVEN_VERSION, function_of_addon
 from packhouse.run.moved_shards import Move
 from packhouse.run.step import Job, JobContext, Step
 from packhouse.run.step_cache import AnyReceipt, Receipt
 from packhouse.system.escaping import for_terminal
 from packhouse.system.plugins import plugin_key
 from packhouse.system.worker import start_early
-from packhouse.tokenize.pretokenized import GIVEN_VERSION, read_given
 from packhouse.tokenize.tokenizer_loading import check_unchanged
 
 QUARANTINE = "quarantined.arrow"
@@ -279,6 +279,7 @@ def compute(work: JobContext[ValidateParameters], folder: Path) -> ValidateFacts
     parameters = work.parameters
     rows = read_shard(parameters.shard, parameters.source, parameters.rules, parameters.group_by)
     if parameters.tokenizer is not None:
+        read_given = function_of_addon("read_given")
         token_rows = read_given(rows.validated, work.load_tokenizer())
         bad = pa.concat_tables([rows.quarantined, token_rows.quarantined]).sort_by("row")
         rows = replace(rows, validated=token_rows.conversations, quarantined=bad)

@@ -294,6 +294,8 @@ ASKED: dict[str, tuple[Callable[[int, Talk], dict[str, Any]], int, list[Talk]]] 
         f"<s>[INST] <<SYS>>\nHelp.\n<</SYS>>\n\n{t[0]} [/INST] {t[1]}</s>"}, 1, TALKS),
     "a question between [INST] and [/INST], and a class": (lambda n,
         t: {"text": f"<s>[INST] {t[0]} [/INST] {t[1]} </s>", "risk": "ab"[n % 2]}, 1, TALKS),
+    "a question between [INST] and [/INST], and its answer next to it": (lambda n,
+        t: {"text": f"[INST] {t[0]} [/INST]", "answer": t[1]}, 1, TALKS),
     "prompts that open a tag of the answer": (lambda n, t: {"prompt": f"{t[0]}\n<think>\n",
         "response": f"{t[1]}</think>"}, 1, [Talk(t[0], f"{t[1]}</think>") for t in TALKS]),
     "a conversation written by a template": (lambda n, t: {"text":
@@ -452,6 +454,9 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
         "neg": [bad(t), "No."]}), "Write one row per text"),
     "translations with a score": ("a.jsonl", each(lambda t: {"reference": t[0],
         "hypothesis": t[1], "da": 0.5}), "it is not clear which fields hold"),
+    "images next to objects": ("a.jsonl", each(lambda t: {"image": "iVBORw0KGgo=",
+        "meta": {"instruction": f"Please: {t[0]}"}, "label": {"answer": t[1]}}),
+        "contain images, audio or video in 'image'. Add --set media=drop_parts"),
     "images in messages": ("a.jsonl", each(lambda t: {"messages": [{"role": "user",
         "content": IMAGE}, *messages_of("assistant", t[1])]}),
         "Add --set media=drop_parts to train their text without images, audio and video"),
@@ -470,6 +475,9 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
         *messages_of("user", t[0]), {"role": "assistant", "tool_calls": [{"function":
         {"name": "sum", "arguments": {}}}]}, *messages_of("tool", t[1])]}),
         "Remedy: add the answer, or end with the call"),
+    "questions in messages next to what judges their answers": ("a.jsonl", each(lambda t: {
+        "messages": messages_of("user", f"Please tell me: {t[0]}"), "about": "It is good at sums.",
+        "rubric": f"Is it {t[1]}? Then it is good."}), "Add a field with the answer"),
     "a system prompt and a question": ("a.jsonl", each(lambda t: {"messages": [*messages_of(
         "system", "Add."), *messages_of("user", t.question)]}), "Add a field with the answer"),
 }

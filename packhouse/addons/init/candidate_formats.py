@@ -637,7 +637,7 @@ def _with_speakers(
     num_begun = sum(
         _SPOKEN.match(text) is not None
         or re.search(_SEPARATOR, text) is not None
-        or re.search(_SEPARATOR, answer) is not None
+        or re.search(_STOP, answer) is not None
         or ((tag := _OPEN.search(text)) is not None and f"</{tag[1]}>" in answer)
         for text, answer in zip(texts, answers, strict=True)
     )
@@ -657,9 +657,13 @@ def _with_speakers(
     ):
         what = "names"
         select["prompt"] = f"regexp_extract({_sql(prompt)}, '{one.pattern}', 1)"
-    elif any(all(re.search(_SEPARATOR, each) for each in part) for part in (texts, answers)):
+    elif any(
+        all(re.search(end, each) for each in part)
+        for end, part in ((_SEPARATOR, texts), (_STOP, answers))
+    ):
         what = "separators"
-        select = {k: f"regexp_replace({each}, '{_SEPARATOR}', '')" for k, each in select.items()}
+        for ours, end in {"prompt": _SEPARATOR, "completion": _STOP}.items():
+            select[ours] = f"regexp_replace({select[ours]}, '{end}', '')"
     elif name and not any(f"\n{name}:" in text for text in texts + answers):  # one turn each
         what = _BOTH_NAMES
         for ours, begin in {"prompt": _ASKS, "completion": rf"^\s*{name} ?:\s*"}.items():
@@ -1298,8 +1302,12 @@ _TAGGED = re.compile(rf"(?is)^\s*<(?:{_WHO_ASKS})>\s*(.*?)\s*<\w{{1,30}}>\s*$")
 _LABEL = re.compile(r"(?:\n\s*(?=\w)|(?=[<\[]))([<\[]?\w[\w '-]{0,29}[:\uff1a>\]])\s*\Z")
 """End of a prompt that names what follows: a last line `Answer:`, or a tag `<assistant>`."""
 
-_SEPARATOR = r"\s*(?:->|##+)\s*$"
-"""End of a prompt or an answer in the style of OpenAI's first fine-tuning guide."""
+# Files 770 and 777 became turns of a chat that end with `===` and `END`. All answers of file 724
+# end with `---`, which divides their parts.
+_SEPARATOR = r"\s*(?:[-=]+>|##+|={3,}|-{3,})\s*$"
+"""End of a prompt in the style of OpenAI's first fine-tuning guide."""
+_STOP = r"\s*(?:->|##+|\sEND)\s*$"
+"""End of an answer in the same style."""
 
 _OPEN = re.compile(r"<(\w+)>\s*\Z")
 """A prompt that ends with a tag such as `<think>`."""

@@ -302,6 +302,9 @@ ASKED: dict[str, tuple[Callable[[int, Talk], dict[str, Any]], int, list[Talk]]] 
         f"<|im_start|>user\n{t[0]}<|im_end|>\n<|im_start|>assistant\n{t[1]}<|im_end|>"}, 1, TALKS),
     "a prompt written by a template": (lambda n, t: {"prompt":
         f"<|system|>\nAdd.\n<|user|>\n{t[0]}\n<|assistant|>\n", "chosen": t[1]}, 1, TALKS),
+    "a prompt written by a template, with tags": (lambda n, t: {"prompt":
+        f"<|im_start|>user\n{t[0]}<|im_end|>\n<|im_start|>assistant\n<think>\n</think>\n",
+        "response": t[1]}, 1, [Talk(t[0], f"<think>\n</think>\n{t[1]}") for t in TALKS]),
     "choices, and letters of which one is for none": (lambda n, t: {"question": t[0],
         "choices": [t[1], bad(t)], "answer": "ABC"[n % 3]}, 1, [Talk(t[0], "ABC"[n % 3]) for n,
         t in enumerate(TALKS)]),

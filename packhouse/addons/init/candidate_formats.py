@@ -1318,8 +1318,8 @@ _INSTRUCT = (
 )
 
 
-_ANSWER_NEXT = re.compile(r"(?:\[/INST\]|<\|(?:im_start\|>)?assistant(?:\|>)?)\s*$")
-"""End of a prompt that a chat template wrote."""
+_ANSWER_NEXT = re.compile(r"(?:\[/INST\]|<\|(?:im_start\|>)?assistant(?:\|>)?)\s*(?:</?\w+>\s*)*$")
+"""End of a prompt that a chat template wrote; tags such as `<think>` may begin the answer."""
 
 
 def _conversations(rows: Sequence[dict[str, Any]]) -> Iterator[tuple[str, ...]]:

@@ -12,6 +12,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import orjson
@@ -109,17 +110,26 @@ def read_messages(messages: object, tools: object, system: str | None) -> Conver
     if not isinstance(messages, list):
         raise BadRowError("type", f"the messages are {kind_of(messages)}, not a list")
     turns: list[Turn] = []
+    has_calls = False
     for number, message in enumerate(messages):
         if type(message) is dict and len(message) == 2:  # most messages: only a role and text
             role, value = message.get("role"), message.get("content")
             if role is None:
                 role, value = message.get("from"), message.get("value")
-            if type(role) is str and type(value) is str and role not in _CALL_ROLES:
+            if (
+                type(role) is str
+                and type(value) is str
+                and role not in _CALL_ROLES
+                and "</img>" not in value
+            ):
                 turns.append(
                     (_ROLES.get(role, role), value, None, None, None, None, None, None, None)
                 )
                 continue
         turns.append(_read_message(message, number))
+        has_calls = has_calls or turns[-1][4] is not None
+    if has_calls:
+        turns = _join_calls(turns)
     if system and not (turns and turns[0][:2] == ("system", system)):
         turns.insert(0, text_turn("system", system))
     unread: frozenset[str] = frozenset()
@@ -195,6 +205,29 @@ def kind_of(value: object) -> str:
     return kinds.get(type(value), type(value).__name__)
 
 
+def _join_calls(turns: list[Turn]) -> list[Turn]:
+    """Join parallel calls that have a turn each, before as many results, as ShareGPT writes them.
+
+    Example:
+        >>> call = lambda n: ("assistant", "", None, None, f'[{n}]', None, None, None, None)
+        >>> turns = [call(1), call(2), text_turn("tool", "a"), text_turn("tool", "b")]
+        >>> [(turn[0], turn[4]) for turn in _join_calls(turns)]
+        [('assistant', '[1,2]'), ('tool', None), ('tool', None)]
+    """
+    runs = [
+        (kind, list(run))
+        for kind, run in groupby(turns, lambda turn: "call" if turn[4] and not turn[1] else turn[0])
+    ]
+    joined: list[Turn] = []
+    for (kind, run), (after, results) in zip(runs, [*runs[1:], ("", [])], strict=True):
+        are_alike = len({(turn[:4], turn[5:]) for turn in run}) == 1
+        if kind == "call" and after == "tool" and len(run) == len(results) and are_alike:
+            calls = [call for turn in run for call in orjson.loads(turn[4] or "[]")]
+            run = [(*run[0][:4], orjson.dumps(calls).decode(), *run[0][5:])]
+        joined += run
+    return joined
+
+
 def _read_message(message: object, number: int) -> Turn:
     if not isinstance(message, dict):
         raise BadRowError("type", f"message {number} is {kind_of(message)}, not an object")
@@ -244,6 +277,8 @@ def _read_content(
 ) -> tuple[Pieces, Pieces, list[object]]:
     """Return text, reasoning and tool calls: `calls` plus those among the content's parts."""
     if type(value) is str:
+        if IMAGE_PATHS.search(value):
+            raise BadRowError("media", f"message {number}: the text contains an image in <img>")
         return [(value, None)], [], calls
     if value is None and calls:
         return [], [], calls
@@ -322,6 +357,9 @@ def is_media_part(part: object) -> bool:
     stated = part.get("type", next(iter(part), None) if len(part) == 1 else None)
     return isinstance(stated, str) and _MEDIA_PART.fullmatch(stated) is not None
 
+
+IMAGE_PATHS = re.compile(r"^(?:(?:Picture \d+: ?)?<img>[^<>\n]+</img>\s*)+", re.MULTILINE)
+"""Images at the start of a line of text, in the form of Qwen-VL. HTML has no `</img>`."""
 
 _MEDIA_PART = re.compile("(input_|output_)?(image|audio|video|file)(_url|_file|_path)?")
 

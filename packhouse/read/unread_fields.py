@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from packhouse.errors import SourceError
-from packhouse.read.chat_messages import is_media_part
+from packhouse.read.chat_messages import IMAGE_PATHS, is_media_part
 from packhouse.read.json_parsing import Records, Rows, value_of
 from packhouse.read.row_formats import Adapted, option_names, row_format_called
 from packhouse.read.where_select import columns_read
@@ -151,6 +151,8 @@ def _without_media(value: object) -> object:
         parsed = value_of(value)
         cleaned = _without_media(parsed)
         return value if cleaned == parsed else cleaned
+    if isinstance(value, str):
+        return IMAGE_PATHS.sub("", value) if "</img>" in value else value
     if isinstance(value, dict):
         return {key: _without_media(item) for key, item in value.items()}
     if isinstance(value, list):

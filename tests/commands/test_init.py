@@ -294,12 +294,17 @@ ASKED: dict[str, tuple[Callable[[int, Talk], dict[str, Any]], int, list[Talk]]] 
         f"<s>[INST] <<SYS>>\nHelp.\n<</SYS>>\n\n{t[0]} [/INST] {t[1]}</s>"}, 1, TALKS),
     "a question between [INST] and [/INST], and a class": (lambda n,
         t: {"text": f"<s>[INST] {t[0]} [/INST] {t[1]} </s>", "risk": "ab"[n % 2]}, 1, TALKS),
+    "a question between [INST] and [/INST], and its answer next to it": (lambda n,
+        t: {"text": f"[INST] {t[0]} [/INST]", "answer": t[1]}, 1, TALKS),
     "prompts that open a tag of the answer": (lambda n, t: {"prompt": f"{t[0]}\n<think>\n",
         "response": f"{t[1]}</think>"}, 1, [Talk(t[0], f"{t[1]}</think>") for t in TALKS]),
     "a conversation written by a template": (lambda n, t: {"text":
         f"<|im_start|>user\n{t[0]}<|im_end|>\n<|im_start|>assistant\n{t[1]}<|im_end|>"}, 1, TALKS),
     "a prompt written by a template": (lambda n, t: {"prompt":
         f"<|system|>\nAdd.\n<|user|>\n{t[0]}\n<|assistant|>\n", "chosen": t[1]}, 1, TALKS),
+    "a prompt written by a template, with tags": (lambda n, t: {"prompt":
+        f"<|im_start|>user\n{t[0]}<|im_end|>\n<|im_start|>assistant\n<think>\n</think>\n",
+        "response": t[1]}, 1, [Talk(t[0], f"<think>\n</think>\n{t[1]}") for t in TALKS]),
     "choices, and letters of which one is for none": (lambda n, t: {"question": t[0],
         "choices": [t[1], bad(t)], "answer": "ABC"[n % 3]}, 1, [Talk(t[0], "ABC"[n % 3]) for n,
         t in enumerate(TALKS)]),
@@ -310,6 +315,10 @@ ASKED: dict[str, tuple[Callable[[int, Talk], dict[str, Any]], int, list[Talk]]] 
         "completion": t[1]}, 1, TALKS),
     "prompts that end with a separator": (lambda n, t: {"prompt": f"{t[0]}\n\n###\n\n",
         "completion": f" {t[1]} ###"}, 1, TALKS),
+    "prompts that end with another separator": (lambda n, t: {"prompt": f"{t[0]}\n\n===\n\n",
+        "completion": f" {t[1]}\n"}, 1, TALKS),
+    "answers that end with a stop sequence": (lambda n, t: {"prompt": t[0],
+        "completion": f" {t[1]} END"}, 1, TALKS),
     "answers that end with a separator": (lambda n, t: {"prompt": f"{t[0]}\nAda {n}:",
         "completion": f" {t[1]}\n\n###\n\n"}, 1, [Talk(f"{t[0]}\nAda {n}:", t[1]) for n,
         t in enumerate(TALKS)]),
@@ -452,6 +461,9 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
         "neg": [bad(t), "No."]}), "Write one row per text"),
     "translations with a score": ("a.jsonl", each(lambda t: {"reference": t[0],
         "hypothesis": t[1], "da": 0.5}), "it is not clear which fields hold"),
+    "images next to objects": ("a.jsonl", each(lambda t: {"image": "iVBORw0KGgo=",
+        "meta": {"instruction": f"Please: {t[0]}"}, "label": {"answer": t[1]}}),
+        "contain images, audio or video in 'image'. Add --set media=drop_parts"),
     "images in messages": ("a.jsonl", each(lambda t: {"messages": [{"role": "user",
         "content": IMAGE}, *messages_of("assistant", t[1])]}),
         "Add --set media=drop_parts to train their text without images, audio and video"),
@@ -470,6 +482,9 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
         *messages_of("user", t[0]), {"role": "assistant", "tool_calls": [{"function":
         {"name": "sum", "arguments": {}}}]}, *messages_of("tool", t[1])]}),
         "Remedy: add the answer, or end with the call"),
+    "questions in messages next to what judges their answers": ("a.jsonl", each(lambda t: {
+        "messages": messages_of("user", f"Please tell me: {t[0]}"), "about": "It is good at sums.",
+        "rubric": f"Is it {t[1]}? Then it is good."}), "Add a field with the answer"),
     "a system prompt and a question": ("a.jsonl", each(lambda t: {"messages": [*messages_of(
         "system", "Add."), *messages_of("user", t.question)]}), "Add a field with the answer"),
 }

@@ -469,6 +469,20 @@ def test_media_is_a_bad_row_or_dropped_as_the_source_sets(more, read_bytes):
         assert read_bytes(data, ignored_fields=list(more)).reasons == []
 
 
+def test_images_in_the_form_of_qwen_vl_are_media(read_bytes):
+    asked = ["Picture 1: <img>a.jpg</img>\nPicture 2: <img>b.jpg</img>\nWhy?", "Is <img> a tag?"]
+    rows = [
+        {"conversations": [{"role": "user", "content": ask}, {"role": "assistant", "content": "y"}]}
+        for ask in asked
+    ]
+    data = b"\n".join(map(orjson.dumps, rows))
+
+    assert read_bytes(data).reasons == ["media"]
+    parts = read_bytes(data, media="drop_parts")
+    assert [row[0] for row in parts.texts] == [("user", "Why?"), ("user", "Is <img> a tag?")]
+    assert (parts.reasons, parts.notes) == ([], {"media_parts": 1})
+
+
 def test_a_part_that_may_be_text_is_never_dropped_as_media(read_bytes):
     parts = [{"type": "text", "text": "Why?"}, {"type": "tool_result", "content": "So."}]
     row = {"messages": [{"role": "user", "content": parts}, {"role": "assistant", "content": "y"}]}

@@ -86,6 +86,24 @@ def test_a_call_in_openais_older_form_is_not_lost(read_bytes):
     assert [call and json.loads(call) for call in calls] == [[made], [made], None, None]
 
 
+def test_parallel_calls_with_a_turn_each_become_one_turn(read_bytes):
+    calls = [{"from": "function_call", "value": f'{{"name": "{name}"}}'} for name in "fg"]
+    told = [{"from": "observation", "value": value} for value in ("1", "2")]
+    ends = [{"from": "human", "value": "Both?"}, {"from": "gpt", "value": "1 and 2"}]
+    rows = [[ends[0], *calls, *results, ends[1]] for results in (told, told[:1])]
+    lines = [json.dumps({"conversations": row}).encode() for row in rows]
+
+    read = read_bytes(b"\n".join(lines), format="sharegpt")
+
+    assert read.reasons == ["call_without_result"]  # nobody knows whose result it is
+    ((_, called, *_),) = read.messages
+    names = [call["function"]["name"] for call in json.loads(called["tool_calls"])]
+    assert ([m["role"] for m in read.messages[0]], names) == (
+        ["user", "assistant", "tool", "tool", "assistant"],
+        ["f", "g"],
+    )
+
+
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [('{"a": 1, "a": 2}', "duplicate_key"), ('{"a": 123456789012345678901234567890}', "number")],

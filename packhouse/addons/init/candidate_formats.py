@@ -173,7 +173,10 @@ def readings_of(layout: Layout, fields: Mapping[str, Field]) -> list[Reading]:
         found = [replace(each, is_sure=False) for each in _preferences(rows)]
     found = [_with_context(each, rows) for each in found]
     found += [text for each in found for text in _without_prompt(each, rows)]
-    if not found and not is_compared and not has_only_questions(rows):
+    # Of file 742, a description was offered as the question, and the messages were left out.
+    if asked := questions_in(rows):
+        found = [each for each in found if each.is_sure or asked & each.reads.keys()]
+    if not found and not is_compared and not asked:
         found = list(_plain(rows, fields))
     different: list[Reading] = []
     for each in found:
@@ -634,7 +637,7 @@ def _with_speakers(
     num_begun = sum(
         _SPOKEN.match(text) is not None
         or re.search(_SEPARATOR, text) is not None
-        or re.search(_SEPARATOR, answer) is not None
+        or re.search(_STOP, answer) is not None
         or ((tag := _OPEN.search(text)) is not None and f"</{tag[1]}>" in answer)
         for text, answer in zip(texts, answers, strict=True)
     )
@@ -654,9 +657,13 @@ def _with_speakers(
     ):
         what = "names"
         select["prompt"] = f"regexp_extract({_sql(prompt)}, '{one.pattern}', 1)"
-    elif any(all(re.search(_SEPARATOR, each) for each in part) for part in (texts, answers)):
+    elif any(
+        all(re.search(end, each) for each in part)
+        for end, part in ((_SEPARATOR, texts), (_STOP, answers))
+    ):
         what = "separators"
-        select = {k: f"regexp_replace({each}, '{_SEPARATOR}', '')" for k, each in select.items()}
+        for ours, end in {"prompt": _SEPARATOR, "completion": _STOP}.items():
+            select[ours] = f"regexp_replace({select[ours]}, '{end}', '')"
     elif name and not any(f"\n{name}:" in text for text in texts + answers):  # one turn each
         what = _BOTH_NAMES
         for ours, begin in {"prompt": _ASKS, "completion": rf"^\s*{name} ?:\s*"}.items():
@@ -982,14 +989,16 @@ def _are_questions(talks: Sequence[Any], row_format: str) -> bool:
     return {talk[-1].get(_KEYS[row_format][0]) for talk in talks} <= {"user", "human"}
 
 
-def has_only_questions(rows: Sequence[Any]) -> bool:
-    """Return True if a field holds messages that all end with a question, such as prompts."""
-    talks = [[row.get(name) for row in rows] for name in (rows[0] if type(rows[0]) is dict else ())]
-    return any(
-        _are_messages(each, known) and _are_questions(each, known)
-        for each in talks
+def questions_in(rows: Sequence[Any]) -> set[str]:
+    """Return the fields with messages that all end with a question, such as prompts."""
+    names = rows[0] if type(rows[0]) is dict else ()
+    talks = {name: [row.get(name) for row in rows] for name in names}
+    return {
+        name
+        for name, said in talks.items()
         for known in _KEYS
-    )
+        if _are_messages(said, known) and _are_questions(said, known)
+    }
 
 
 def _are_messages(values: Sequence[Any], row_format: str) -> bool:
@@ -1293,8 +1302,12 @@ _TAGGED = re.compile(rf"(?is)^\s*<(?:{_WHO_ASKS})>\s*(.*?)\s*<\w{{1,30}}>\s*$")
 _LABEL = re.compile(r"(?:\n\s*(?=\w)|(?=[<\[]))([<\[]?\w[\w '-]{0,29}[:\uff1a>\]])\s*\Z")
 """End of a prompt that names what follows: a last line `Answer:`, or a tag `<assistant>`."""
 
-_SEPARATOR = r"\s*(?:->|##+)\s*$"
-"""End of a prompt or an answer in the style of OpenAI's first fine-tuning guide."""
+# Files 770 and 777 became turns of a chat that end with `===` and `END`. All answers of file 724
+# end with `---`, which divides their parts.
+_SEPARATOR = r"\s*(?:[-=]+>|##+|={3,}|-{3,})\s*$"
+"""End of a prompt in the style of OpenAI's first fine-tuning guide."""
+_STOP = r"\s*(?:->|##+|\sEND)\s*$"
+"""End of an answer in the same style."""
 
 _OPEN = re.compile(r"<(\w+)>\s*\Z")
 """A prompt that ends with a tag such as `<think>`."""
@@ -1305,18 +1318,36 @@ _INSTRUCT = (
 )
 
 
+_ANSWER_NEXT = re.compile(r"(?:\[/INST\]|<\|(?:im_start\|>)?assistant(?:\|>)?)\s*(?:</?\w+>\s*)*$")
+"""End of a prompt that a chat template wrote; tags such as `<think>` may begin the answer."""
+
+
+def _conversations(rows: Sequence[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
+    """Yield fields that may hold a conversation: each text, and each prompt with its answer."""
+    texts = _texts_of(rows[0], rows)
+    yield from ((name,) for name in texts)
+    # Prompts that a chat template wrote became single turns, with its marks as their text (file
+    # 233), or were refused (736). Next to rejected answers, those would be lost.
+    says = _best(texts, _ANSWER)
+    if says and not any(_BAD & {*_words(name)} for name in rows[0]):
+        for name in texts:
+            if all(_ANSWER_NEXT.search(str(row[name])) for row in rows):
+                yield name, says
+
+
 def _instruct_texts(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
     """Yield readings of texts such as `<s>[INST] Hi [/INST] Hello </s>`, with one question each."""
-    for name in _texts_of(rows[0], rows):
-        texts = [str(row[name]) for row in rows]
+    for names in _conversations(rows):
+        texts = ["".join(str(row[name]) for name in names) for row in rows]
         # With a second question in it, the expression would take the rest for the answer.
         if all(text.count("[INST]") == 1 and re.match(_INSTRUCT, text) for text in texts):
+            text = " || ".join(map(_sql, names))
             select = {
-                part: f"regexp_extract({_sql(name)}, '{_INSTRUCT}', {number})"
+                part: f"regexp_extract({text}, '{_INSTRUCT}', {number})"
                 for number, part in enumerate(("system", "question", "answer"), 1)
                 if part != "system" or "<<SYS>>" in texts[0]
             }
-            yield _reading("question_answer", {name: UNMARKED}, select=select)
+            yield _reading("question_answer", dict.fromkeys(names, UNMARKED), select=select)
 
 
 _HEADER = r"<\|(?:im_start\|>)?(system|user|assistant|tool)(?:\|>)?\n"
@@ -1331,12 +1362,7 @@ def _templated_texts(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
         >>> [each.reads["output"] for each in _templated_texts([row])]
         ['messages, without the marks of a chat template']
     """
-    texts = _texts_of(rows[0], rows)
-    asks, says = _best(texts, _QUESTION), _best(texts, _ANSWER)
-    pairs = [(asks, says)] if asks and says and asks != says else []
-    # Prompts that a chat template wrote (file 233) became single turns, with its marks as their
-    # text.
-    for names in (*((name,) for name in texts), *pairs):
+    for names in _conversations(rows):
         if all(_is_templated("".join(str(row[name]) for name in names)) for row in rows):
             text = " || ".join(map(_sql, names))
             content = f"string_split_regex({text}, '{_HEADER}')[i + 1]"

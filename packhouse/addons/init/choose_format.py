@@ -25,10 +25,10 @@ from packhouse.addons.init.candidate_formats import (
     UNNAMED,
     Reading,
     explanation,
-    has_only_questions,
     is_metadata,
     is_reasoning,
     marks_in,
+    questions_in,
     readings_of,
     with_context,
 )
@@ -292,6 +292,8 @@ def _candidates(
     located = {key: value for key, value in survey.settings.items() if key not in _FOUND}
     located |= {"media": given["media"]} if "media" in given else {}
     ignored, can_be_ignored = given.get("ignored_fields", ()), explained(survey)
+    names = {*layout.rows[0]} if isinstance(layout.rows[0], dict) else set()
+    has_media = any(survey.fields[name].has_media for name in names.difference(ignored))
     readings = readings_of(layout, survey.fields)
     for reading in readings:
         row_format = reading.settings["format"]
@@ -301,6 +303,9 @@ def _candidates(
         if row_format == "preference" and marks == SPEAKER_MARKS:  # it reads transcripts
             marks = None
         if marks or reading.reads.keys() & set(ignored):
+            continue
+        # Rows that `select` makes show no images: of file 726, questions about them were offered.
+        if has_media and "media" not in given and "select" in reading.settings:
             continue
         others = [name for name in can_be_ignored if name not in reading.reads]
         settings = {**located, **reading.settings, "ignored_fields": [*ignored, *others]}
@@ -454,7 +459,7 @@ def _unknown(
             )
     others = [name for name in names if not is_metadata(name, survey.fields[name])] or [*names]
     is_text = len(others) == 1 and isinstance(row[others[0]], str)
-    if is_text or has_only_questions(layout.rows):
+    if is_text or questions_in(layout.rows):
         return (
             f"its rows contain {_kinds_of(row)} but no answers. Add a field with the answer to "
             "each row."

@@ -530,7 +530,8 @@ def with_joined_objects_apart(data: bytes | bytearray, spans: Ints, gap: bytes =
     starts = spans[record, 0]
     is_alike = np.ones(len(at), np.bool_)
     for offset in range(_ALIKE):
-        is_alike &= array[np.minimum(at + offset, last)] == array[starts + offset]
+        here, first_ones = (np.minimum(each + offset, last) for each in (at, starts))
+        is_alike &= array[here] == array[first_ones]
     is_inside = (at > starts) & (at < spans[record, 1])
     pieces: list[Ints] = []
     done = 0

@@ -3,8 +3,8 @@
 A subclass of `TextFile` for each kind of file finds record boundaries and parses records; JSON
 Lines is the simplest. `cut` is fed a file's uncompressed bytes in chunks, buffers those of the
 current shard, and cuts after the record in the second half of `max_shard_bytes` with the smallest
-checksum. Chunk sizes never change a cut, and an inserted row changes one shard: the next cuts are
-after the same records as before.
+checksum. Chunk sizes never change a cut. An inserted row usually changes one shard, because the
+next cuts are after the same records as before.
 """
 
 import hashlib
@@ -185,7 +185,12 @@ class TextFile(ABC):
         # The empty chunk first: `begin` may have read all of the file into the buffer.
         for chunk in chain([b""], chunks, [None]):  # None: the file has ended
             is_end = chunk is None
-            buffer += chunk or b""
+            chunk = chunk or b""
+            if self.separator.pattern and self.num_rows and not buffer:
+                # White space after the last cut may go on in this chunk.
+                self.position += len(chunk) - len(chunk.lstrip())
+                chunk = chunk.lstrip()
+            buffer += chunk
             while buffer or is_end:
                 end = None
                 # Each search scans the whole buffer, so after a failure wait until the buffer

@@ -2,9 +2,9 @@
 
 A shard of a text file has at most `max_shard_bytes` and ends after the record in its second half
 that has the smallest checksum. So appended rows leave all earlier shards unchanged, and their
-cached results are found again. A changed or inserted row changes one shard; those after it move
-(`packhouse.run.moved_shards`). One pass per file hashes it, counts its records and finds the cuts.
-It needs memory for two shards at most.
+cached results are found again. A changed or inserted row usually changes one shard; those after it
+move (`packhouse.run.moved_shards`). One pass per file hashes it, counts its records and finds the
+cuts. It needs memory for two shards at most.
 """
 
 import hashlib

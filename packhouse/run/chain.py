@@ -163,6 +163,15 @@ class Plan:
         """Shards of the sources, in order."""
         return [job.parameters.shard for job in self.validate]
 
+    @property
+    def movable_jobs(self) -> list[AnyJob]:
+        """Jobs that read one shard, each after the jobs that it reads.
+
+        Except for a plug-in's checks, which see row numbers and may write them into their findings.
+        """
+        audits = [job for job in self.audit if job.parameters.of not in ("records", "check")]
+        return [*self.validate, *self.format, *self.tokenize, *self.side_jobs, *audits]
+
     def __iter__(self) -> Iterator[AnyJob]:
         """Iterate over all jobs except side jobs; each comes after the jobs that it reads."""
         yield from (*self.validate, *self.format, *self.tokenize)
@@ -329,7 +338,8 @@ def prepare(
                 in_mb(free),
                 in_mb(needed),
             )
-        moves = find_moves((*plan, *plan.side_jobs), last_run)
+        moves = find_moves(plan.movable_jobs, last_run)
+        hold(move.key for move in moves.values())
         steps = _Steps(recipe, run, workspace, plan, mirror, moves)
 
         validated = steps.do(plan.validate)

@@ -1,9 +1,9 @@
 """Copy the steps of shards that only moved within their file.
 
-Files are cut after the same records whatever precedes them, so an inserted row changes one shard.
-The shards after it have the same bytes at another place, and so their rows have other numbers and
-their steps other keys. The files of the last run need only these numbers, which takes a sixth of
-the time of making them again.
+Files are cut after the same records whatever precedes them, so an inserted row usually changes
+one shard. The shards after it have the same bytes at another place, and so their rows have other
+numbers and their steps other keys. The files of the last run need only these numbers, which takes a
+sixth of the time of making them again.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -36,7 +36,7 @@ def find_moves(jobs: "Sequence[AnyJob]", last_run: Collection[LastJob]) -> dict[
     """Return the moves of jobs that the last run did for the same bytes at another place.
 
     Args:
-        jobs: jobs of a plan; each comes after those that it reads.
+        jobs: jobs of a plan that read one shard; each comes after those that it reads.
         last_run: jobs of the last run.
 
     Returns:

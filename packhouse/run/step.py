@@ -170,7 +170,7 @@ class Job(Generic[P_co]):
     key: str
     parameters: P_co
     parts: Mapping[str, object]
-    """Everything that went into the key, as plain JSON. Only `packhouse explain` reads it."""
+    """Everything that went into the key, as plain JSON."""
     inputs: tuple[Ref, ...]
     """The jobs whose output it reads."""
     label: str

@@ -16,7 +16,7 @@ If two processes compute the same key, both finish, the first rename wins, and t
 uses that result.
 
 ```
-<cache>/runs/<dataset>.json              jobs of a dataset's last run, also read by `explain`
+<cache>/runs/<dataset>.json              jobs of a dataset's last run; the next one may copy them
 <cache>/running/lock                     held while a run pins steps and during deletions
 <cache>/running/<version>-<random>.keys  keys that one run has pinned, one per line; locked by it
 ```

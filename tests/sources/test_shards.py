@@ -10,6 +10,7 @@ import pytest
 
 from packhouse.errors import SourceError
 from packhouse.read import scan_source
+from packhouse.read.record_boundaries import ArrayFile, ObjectsFile
 from packhouse.recipe import SourceConfig
 
 zstd = partial(pa.compress, codec="zstd", asbytes=True)
@@ -61,6 +62,18 @@ def test_appended_rows_leave_earlier_shards_as_they_were(name, tmp_path):
     assert kept > 5
     assert [s.identity() for s in after[:kept]] == [s.identity() for s in before[:kept]]
     assert len(after) > len(before)
+
+
+def test_objects_may_end_within_the_first_bytes_of_one():
+    assert ObjectsFile.spans(b'{"aaaa": 1}\n\n{\n "').tolist() == [[0, 13], [13, 17]]
+
+
+def test_white_space_between_two_chunks_belongs_to_no_shard(monkeypatch):
+    monkeypatch.setattr("packhouse.read.record_boundaries.HEAD_BYTES", 1)
+    data = b'[{"a": "12345"},\n {"b": 1}]'
+    cuts = [list(ArrayFile("u", 14).cut([data[:n], data[n:]])) for n in range(1, len(data))]
+    assert all(each == cuts[0] for each in cuts)
+    assert len(cuts[0]) == 2
 
 
 @pytest.mark.parametrize("name", WRITERS)

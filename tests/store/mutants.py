@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
 
-from packhouse.store import commit, gc, refs, store_requests
+from packhouse.addons import gc
+from packhouse.store import commit, refs, store_requests
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ def mutated(mutant: Mutant) -> Iterator[None]:
     places = [
         module
         for name, module in sys.modules.items()
-        if name.startswith("packhouse.store") and getattr(module, mutant.function, None) is original
+        if name.startswith("packhouse.") and getattr(module, mutant.function, None) is original
     ]
     for module in places:
         setattr(module, mutant.function, changed[mutant.function])

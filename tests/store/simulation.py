@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from packhouse.addons import gc
 from packhouse.errors import ConflictError, TransientError, VersionNotFoundError
-from packhouse.store import commit, gc, manifest, refs, store_requests, version_reader
+from packhouse.store import commit, manifest, refs, store_requests, version_reader
 from packhouse.store.manifest import FileEntry, Manifest
 from packhouse.store.object_keys import file_key
 from packhouse.store.object_store import (

@@ -40,6 +40,7 @@ from packhouse.records.table_schemas import REFUSED, read_table
 from packhouse.registry import function_of_addon, has_function
 from packhouse.render.renderer import run_template, try_rows
 from packhouse.run.chain import Plan, bytes_needed, output_jobs, plan_jobs
+from packhouse.run.moved_shards import find_moves
 from packhouse.run.prepare_arguments import read_recipe, recipe_for
 from packhouse.run.step import AnyJob
 from packhouse.run.step_cache import LastJob, Workspace, load_last_run
@@ -633,14 +634,17 @@ def explain_plan(plan: Plan, workspace: Workspace, recipe: Recipe) -> list[Expla
     if packed is not None:
         written, last_job = output_jobs(plan, recipe, packed.facts)
         jobs = (*jobs[:-1], *written, last_job)
-    rows = [_explain_job(job, workspace, last) for job in jobs]
+    moves = find_moves(plan.movable_jobs, last.values())
+    rows = [_explain_job(job, workspace, last, moves.keys()) for job in jobs]
     if packed is None:
         why = ["the number of jobs is not known until pack is done"]
         rows.append(ExplainedJob("files", "output", None, False, why))
     order = [step.name for step in STEPS]
     rows.sort(key=lambda row: order.index(row.step))
     # A removed shard has no job to explain, but it changes the input of pack.
-    gone = {label for step, label in last if step == "validate"} - {j.label for j in plan.validate}
+    moved = {move.key for move in moves.values()}
+    gone = {job.label for job in last.values() if job.step == "validate" and job.key not in moved}
+    gone -= {job.label for job in plan.validate}
     if gone:
         (pack,) = [row for row in rows if row.step == "pack"]
         pack.why.insert(0, f"missing: {', '.join(sorted(gone)[:3])}")
@@ -648,14 +652,19 @@ def explain_plan(plan: Plan, workspace: Workspace, recipe: Recipe) -> list[Expla
 
 
 def _explain_job(
-    job: AnyJob, workspace: Workspace, last: dict[tuple[str, str], LastJob]
+    job: AnyJob,
+    workspace: Workspace,
+    last: dict[tuple[str, str], LastJob],
+    moved: Collection[str],
 ) -> ExplainedJob:
     step = job.step.name
     # `find` compares files with their digests, as a run does; `peek` would miss a damaged step.
     if workspace.steps.find(step, job.key, job.step.read_facts) is not None:
         return ExplainedJob(step, job.label, job.key)
     before = last.get((step, job.label))
-    if before is None:
+    if job.key in moved:
+        why = ["its rows moved in their file, so it is copied"]
+    elif before is None:
         why = ["new shard" if last and step in ROW_STEPS else "never run"]
     elif before.key == job.key:
         why = ["its files are missing or changed"]

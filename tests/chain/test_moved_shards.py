@@ -5,8 +5,10 @@ import random
 
 import pytest
 
+from packhouse.addons.plan import explain_plan
 from packhouse.run import step
-from packhouse.run.step_cache import StepStore
+from packhouse.run.chain import plan_jobs
+from packhouse.run.step_cache import StepStore, Workspace
 from packhouse.system.plugins import PluginFunction
 from tests.chain.conftest import Project, question
 from tests.prepared import prepare_in
@@ -51,6 +53,9 @@ RECIPES = {
     },
     "chat": {"sources": [{"format": "chat"}], "format": {"template": "chat"}},
 }
+
+
+SIDE_STEPS = {"fingerprints", "benchmarks"}  # `explain` lists no side jobs
 
 
 def write(project, name, rows):
@@ -151,6 +156,7 @@ def test_an_edited_file_leaves_what_a_cold_run_leaves(
             path = project.root / name
             path.write_text(edit + path.read_text())
     assert not copied
+    explained = explain_plan(plan_jobs(warm.recipe()), Workspace(cache=warm.cache), warm.recipe())
     second = warm.prepare()
     steps = set(copied)
     copied.clear()
@@ -158,6 +164,7 @@ def test_an_edited_file_leaves_what_a_cold_run_leaves(
 
     assert not copied
     assert steps >= {"validate", "format", "tokenize", "audit"}
+    assert {job.step for job in explained if "moved" in " ".join(job.why)} == steps - SIDE_STEPS
     assert ("benchmarks" in steps) == (kind == "alpaca")
     assert steps_of(warm, second) == steps_of(cold, first)
     assert second.version == first.version

@@ -16,7 +16,7 @@ def forks_of(*modules: str) -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     if modules != _imported:
         # A running process keeps what it has imported, and no public function ends it.
-        forkserver._forkserver._stop()  # type: ignore[attr-defined]
+        forkserver._forkserver._stop()  # type: ignore[attr-defined]  # typeshed has no `_stop`
         context.set_forkserver_preload(list(modules))
         _imported = modules
     return context

@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from itertools import islice
+from operator import attrgetter
 from pathlib import Path
 from textwrap import shorten
 from typing import Any, NamedTuple
@@ -421,7 +422,7 @@ def _rows_to_mend(target: str, cache: Path, reason: str | None) -> list[BadRow]:
     # Otherwise, the fixed row would be in the new source once for each of its bad records.
     first: dict[tuple[object, ...], BadRow] = {}
     for row in rows_of(_chosen(read_quarantine(target, cache), reason)):
-        first.setdefault(tuple(getattr(row, name) for name in _PLACE), row)
+        first.setdefault(attrgetter(*_PLACE)(row), row)
     return [*first.values()]
 
 
@@ -658,7 +659,7 @@ def editable(row: BadRow) -> dict[str, object]:
         '{"instruction": "Hi",}'
     """
     names = ("source", "row", "step", "reason", "detail", "raw_sha256")
-    line = {name: getattr(row, name) for name in names}
+    line: dict[str, object] = dict(zip(names, attrgetter(*names)(row), strict=True))
     text = row.raw.decode("utf-8", "replace")
     if row.raw_size > len(row.raw):
         return line | {"raw": text, "is_cut": True}

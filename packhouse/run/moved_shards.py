@@ -76,7 +76,7 @@ def _identity(step: str, parts: Mapping[str, Any], shard: Mapping[str, Any] | No
 
 
 def copy_moved(old: AnyReceipt, move: Move, folder: Path) -> None:
-    """Copy the files of a step and number their rows anew."""
+    """Copy the files of a step with other row numbers."""
     for name in old.files:
         table = read_table(old.path(name))
         for column, by in (("row", move.rows), ("byte_offset", move.num_bytes)):

@@ -94,7 +94,7 @@ class Step(Generic[P, F]):
     after_each_run: "Callable[[JobContext[P], Receipt[F]], Receipt[F]] | None" = None
     """Called after each job, cached or not, for work that every run must repeat."""
     move: "Callable[[F, Move], F] | None" = None
-    """Numbers the rows in the facts anew; None if facts name no rows."""
+    """Changes the row numbers in the facts; None if facts name no rows."""
 
     def job(
         self,

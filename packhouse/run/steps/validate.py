@@ -351,7 +351,7 @@ def write_with_reasons(path: Path, rows: pa.Table) -> dict[str, int]:
 
 
 def _moved(facts: ValidateFacts, move: Move) -> ValidateFacts:
-    """Number the rows in facts anew, as in `packhouse.run.moved_shards`."""
+    """Change the row numbers in facts; see `packhouse.run.moved_shards`."""
     unread = {
         name: replace(
             each,

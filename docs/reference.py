@@ -19,12 +19,13 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from packhouse.addons.where_select import FUNCTION_GROUPS
 from packhouse.cli import COMMANDS, cli
 from packhouse.read.row_formats import row_formats
-from packhouse.read.where_select import FUNCTION_GROUPS, text_function
 from packhouse.recipe import Recipe
 from packhouse.recipe.audit_section import QUALITY_COUNTERS
 from packhouse.recipe.sections import docstrings_of
+from packhouse.records.duckdb_functions import text_function
 from packhouse.records.reasons import DROP_REASONS, QUARANTINE_REASONS, Reason
 from packhouse.registry import TEXT_FUNCTIONS
 from packhouse.system.plugins import NameOf

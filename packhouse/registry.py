@@ -111,7 +111,7 @@ FUNCTIONS = {
         "addons.quarantine": ("count_reasons", "explain_bad_rows", "read_quarantined"),
         "addons.renderers": ("make_rows",),
         "addons.dart_math": ("dart_math_template",),
-        "addons.near_dedup": ("find_near",),
+        "addons.near_dedup": ("near_fingerprints", "merge_fingerprints", "find_near"),
         "addons.contamination": (
             "BENCHMARKS",
             "benchmarks_of",
@@ -122,6 +122,13 @@ FUNCTIONS = {
         "addons.cache": ("cache_room", "keep_limits"),
         "addons.mirrors": ("open_step_mirror", "copy_version"),
         "addons.tokenized_rows": ("read_given", "text_of_given"),
+        "addons.where_select": (
+            "reshape",
+            "find_columns",
+            "columns_read",
+            "expression_key",
+            "expression_libraries",
+        ),
         "addons.gcs_azure": ("CloudStore", "make_filesystem", "status_of"),
         "addons.exports": ("check_published_exports", "write_published_export"),
     }.items()

@@ -40,7 +40,7 @@ import pyarrow.ipc
 
 from packhouse.errors import SourceError
 from packhouse.read.parquet_files import fault_column, fault_field
-from packhouse.read.where_select import NO_FILES
+from packhouse.records.duckdb_functions import NO_FILES
 from packhouse.system.plugins import import_extra
 from packhouse.system.wording import first_line, near_name
 

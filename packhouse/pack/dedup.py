@@ -26,7 +26,6 @@ spaces. All of this runs in Arrow on whole columns; only distinct words are hash
 import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -39,15 +38,13 @@ from packhouse.recipe import DedupConfig
 from packhouse.records.arrays import (
     Float64s,
     Int64s,
-    Uint32s,
     Uint64s,
-    flat_list,
     list_array,
     list_items,
     one_chunk,
     string_bytes,
 )
-from packhouse.records.message_rules import ASSISTANT, SYSTEM, FlatMessages
+from packhouse.records.message_rules import FlatMessages
 from packhouse.records.record_ids import conversation_ids, number_all_rows
 from packhouse.registry import function_of_addon
 from packhouse.system.fingerprint import library_versions
@@ -138,9 +135,6 @@ FINGERPRINTS = pa.schema(
     ]
 )
 
-_SEED = 1  # seed of the permutations; fixed, because it affects which rows are found
-_BLOCK_ROWS = 4096  # rows processed at a time, to limit memory
-_TEXTS = ("content", "context", "reasoning", "tool_calls")
 _DIGITS = (
     20  # length of a normal id, 80 bits: a chance pair among 10**9 rows has odds of 1 to 2.4 M
 )
@@ -163,7 +157,7 @@ def near_libraries(config: DedupConfig) -> dict[str, str]:
     """
     if config.near == "ignore":
         return {}
-    _sketch(1)
+    import_extra("datasketch", "dedup", "dedup.near")
     return library_versions(("datasketch",))
 
 
@@ -190,31 +184,12 @@ def fingerprint_table(
     }
     asides = [one_chunk(validated[name]) for name in ("tools", "label", "arguments", "weight")]
     messages = flat.to_lists(**normal)
-    shingles, offsets = np.zeros(0, np.uint32), np.zeros(num_rows + 1, np.int64)
-    minhashes = np.zeros((num_rows, 0), np.uint32)
+    none = list_array(pa.array([], pa.uint32()), np.zeros(num_rows + 1, np.int32), pa.uint32())
+    sets = none, none
     if config.near != "ignore":
-        blocks = [
-            _shingles(validated.slice(start, _BLOCK_ROWS), config)
-            for start in range(0, num_rows, _BLOCK_ROWS)
-        ]
-        shingles = np.concatenate([shingles, *(block for block, _ in blocks)])
-        counts = [np.zeros(0, np.int64), *(np.diff(bounds) for _, bounds in blocks)]
-        offsets = np.append(0, np.cumsum(np.concatenate(counts)))
-        minhashes = np.empty((num_rows, config.near_permutations), np.uint32)
-        # One MinHash for all rows: a new one draws its permutations again and takes 0.3 ms, `clear`
-        # 4 us.
-        sketch = _sketch(config.near_permutations)
-        for row, (start, end) in enumerate(pairwise(offsets.tolist())):
-            sketch.clear()
-            sketch.update_batch(shingles[start:end].tolist())
-            minhashes[row] = sketch.hashvalues
-    width = minhashes.shape[1]
-    columns = [
-        conversation_ids(messages, *asides, label_names=label_names),
-        list_array(pa.array(shingles), offsets, pa.uint32()),
-        list_array(pa.array(minhashes.ravel()), np.arange(num_rows + 1) * width, pa.uint32()),
-    ]
-    return pa.Table.from_arrays(columns, schema=FINGERPRINTS)
+        sets = function_of_addon("near_fingerprints")(validated, config)
+    ids = conversation_ids(messages, *asides, label_names=label_names)
+    return pa.Table.from_arrays([ids, *sets], schema=FINGERPRINTS)
 
 
 def _normal(texts: pa.Array) -> pa.Array:
@@ -224,109 +199,6 @@ def _normal(texts: pa.Array) -> pa.Array:
     # nobody sees.
     composed = pc.utf8_normalize(texts, form="NFC")
     return pc.utf8_trim_whitespace(pc.replace_substring_regex(composed, r"[\s\pZ]+", " "))
-
-
-def _shingles(validated: pa.Table, config: DedupConfig) -> tuple[Uint32s, Int64s]:
-    """Return the sorted distinct shingles of each row in one array, and the offsets of rows."""
-    flat = FlatMessages.of_table(validated)
-    text_columns, row_parts, answer_parts = [], [], []
-    for name in _TEXTS:
-        has = flat.has(name) & (flat.roles != SYSTEM)
-        if has.any():
-            text_columns.append(flat.values.field(name).filter(pa.array(has)))
-            row_parts.append(flat.rows[has])
-            answer_parts.append(flat.roles[has] == ASSISTANT)
-    texts = pa.chunked_array(text_columns, pa.string()).combine_chunks()
-    rows = np.concatenate([np.zeros(0, np.int64), *row_parts])
-    is_answer = np.concatenate([np.zeros(0, np.bool_), *answer_parts])
-    words = words_of(texts)
-    numbers, offsets = hash_words(words.values), words.offsets
-    if config.near_unit == "characters":
-        numbers, offsets = _characters(words)
-    # Every run of words or characters that is within one text. Texts of 4 and 2 words, runs of 3:
-    # starts 0, 1 and 4, lengths 3, 3 and 2.
-    sizes, starts = np.diff(offsets), np.arange(offsets[-1])
-    ends, is_first = np.repeat(offsets[1:], sizes), starts == np.repeat(offsets[:-1], sizes)
-    starts = starts[(starts + config.near_ngram <= ends) | is_first]
-    lengths = np.minimum(config.near_ngram, ends[starts] - starts)
-    hashes = np.empty(len(starts), np.uint64)
-    for length in np.unique(lengths).tolist():  # a text shorter than a run is one shorter run
-        chosen = lengths == length
-        hashes[chosen] = run_hashes(numbers, starts[chosen], length)
-    text = np.searchsorted(offsets, starts, "right") - 1
-    parts = [_keys(rows[text], hashes, is_answer[text])]
-    # A text without any word, such as `:-)`, is one shingle.
-    wordless = np.flatnonzero((sizes == 0) & (np.asarray(pc.binary_length(texts)) > 0))
-    hashes = hash_words(texts.take(pa.array(wordless)))
-    parts.append(_keys(rows[wordless], hashes, is_answer[wordless]))
-    # So is a class label, which is the answer of its row.
-    labels = one_chunk(validated["label"])
-    labelled = np.flatnonzero(labels.is_valid().to_numpy(zero_copy_only=False))
-    hashes = hash_words(pc.drop_null(labels).cast(pa.string()))
-    parts.append(_keys(labelled, hashes, np.ones(len(labelled), np.bool_)))
-    # Row 2 with shingle 16 has key 2 * 2**32 + 16, so sorting groups keys by row, and row r starts
-    # at the first key of at least r * 2**32.
-    keys = np.unique(np.concatenate(parts))
-    bounds = np.searchsorted(keys, np.arange(validated.num_rows + 1, dtype=np.uint64) << 32)
-    return (keys & np.uint64(0xFFFFFFFF)).astype(np.uint32), bounds.astype(np.int64)
-
-
-def _characters(words: Words) -> tuple[Uint64s, Int64s]:
-    """Return the code points of each text's words, joined by spaces, and the offsets of texts."""
-    lists = pa.ListArray.from_arrays(pa.array(words.offsets.astype(np.int32)), words.values)
-    joined = pc.binary_join(lists, " ")
-    points = np.frombuffer("".join(joined.to_pylist()).encode("utf-32-le"), "<u4")
-    sizes = np.asarray(pc.utf8_length(joined)).astype(np.int64)
-    return points.astype(np.uint64) + np.uint64(1), np.append(0, np.cumsum(sizes))
-
-
-def _keys(rows: Int64s, hashes: Uint64s, is_answer: object) -> Uint64s:
-    """Combine row and shingle into one number that sorts by row, then shingle."""
-    mixed = (hashes ^ (hashes >> np.uint64(31))) >> np.uint64(32)
-    shingle = (mixed & np.uint64(0xFFFFFFFE)) | np.asarray(is_answer).astype(np.uint64)
-    return (rows.astype(np.uint64) << np.uint64(32)) | shingle
-
-
-def _sketch(num_permutations: int) -> Any:
-    """Return an empty MinHash that uses the given numbers as hashes."""
-    datasketch = import_extra("datasketch", "dedup", "dedup.near")
-    # The scheme is named, because stored hash values do not tell by which one they were made, and
-    # those of two schemes never match.
-    return datasketch.MinHash(num_permutations, seed=_SEED, hashfunc=int, scheme="affine32")
-
-
-def merged(fingerprints: pa.Table, units: Int64s) -> pa.Table:
-    """Merge the fingerprints of rows that belong to one unit (a split conversation).
-
-    Args:
-        fingerprints: fingerprints of a shard's rows, schema `FINGERPRINTS`.
-        units: unit of each row, ascending from 0.
-
-    Returns:
-        The same columns except `normal_id`, with one row per unit.
-    """
-    num_units = int(units[-1]) + 1 if len(units) else 0
-    if num_units == len(units):
-        return fingerprints.select(["shingles", "minhash"])
-    shingles, offsets = flat_list(fingerprints["shingles"])
-    sizes = np.diff(offsets).astype(np.int64)
-    # Rows with [3 2] shingles, both of unit 0: the unit of each shingle is [0 0 0 0 0].
-    of_unit = np.repeat(units, sizes).astype(np.uint64)
-    keys = np.unique((of_unit << np.uint64(32)) | shingles.astype(np.uint64))
-    bounds = np.searchsorted(keys, np.arange(num_units + 1, dtype=np.uint64) << np.uint64(32))
-    union = (keys & np.uint64(0xFFFFFFFF)).astype(np.uint32)
-    hashes, bands = flat_list(fingerprints["minhash"])
-    width = int(bands[1] - bands[0])
-    starts = np.flatnonzero(np.diff(units, prepend=-1))
-    # The MinHash of a union is the element-wise minimum.
-    least = np.minimum.reduceat(hashes.reshape(-1, width), starts)
-    columns = {
-        "shingles": list_array(pa.array(union), bounds.astype(np.int64), pa.uint32()),
-        "minhash": list_array(
-            pa.array(least.ravel()), np.arange(num_units + 1) * width, pa.uint32()
-        ),
-    }
-    return pa.table(columns)
 
 
 def spread(pairs: Int64s, leaders: Int64s, rows: Int64s) -> Int64s:
@@ -464,7 +336,8 @@ def _find(
         shards = np.searchsorted(bases, own_leaders, "right") - 1
         by_shard = [own_leaders[shards == n] - bases[n] for n in range(len(fingerprints))]
         if units is not None:
-            fingerprints = [merged(t, own) for t, own in zip(fingerprints, units, strict=True)]
+            merge = function_of_addon("merge_fingerprints")
+            fingerprints = [merge(t, own) for t, own in zip(fingerprints, units, strict=True)]
             by_shard = [own[at] for own, at in zip(units, by_shard, strict=True)]
         near = function_of_addon("find_near")(fingerprints, by_shard, config.near_threshold)
         near = replace(near, first=own_leaders[near.first], second=own_leaders[near.second])

@@ -45,7 +45,6 @@ from packhouse.read.unread_fields import (
     find_extra_fields,
     look_at_extra_fields,
 )
-from packhouse.read.where_select import reshape
 from packhouse.recipe import SourceConfig, ValidateConfig
 from packhouse.records.arrays import one_chunk
 from packhouse.records.message_rules import role_violations
@@ -57,6 +56,7 @@ from packhouse.records.table_schemas import (
     with_column,
     write_table,
 )
+from packhouse.registry import function_of_addon
 
 # Original bytes of rows, for the quarantine and for messages.
 
@@ -314,6 +314,7 @@ class _Reader:
 
     def _reshape(self, records: Records) -> list[Failure]:
         """Apply `where` and `select` to the rows; return those that `where` leaves out."""
+        reshape = function_of_addon("reshape")
         reshaped = reshape(records.rows, self.config, self.shard.columns or {})
         self._check_bad(records, len(records.failures) + len(reshaped.failures))
         if records.spans is None:  # no bytes to show later, so keep the rows before `select`

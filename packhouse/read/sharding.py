@@ -11,7 +11,6 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -39,16 +38,6 @@ from packhouse.read.source_files import (
     open_file,
     pin_of,
     source_name,
-)
-from packhouse.read.where_select import (
-    Kind,
-    check_types,
-    columns_of,
-    joined_kinds,
-    kind_of_type,
-    kind_of_values,
-    reshape,
-    wanted_columns,
 )
 from packhouse.recipe import SourceConfig, ValidateConfig
 from packhouse.recipe.sections import FileFormat
@@ -106,7 +95,7 @@ class SourceShard:
     """Encoding of the file. Offsets and digests of text refer to its UTF-8 form."""
     table: str | None = None
     """Table of a database."""
-    columns: dict[str, Kind] | None = None
+    columns: dict[str, Any] | None = None
     """Kinds of the columns that the source's `where` and `select` read; None without these."""
     notes: dict[str, int] = field(default_factory=dict)
     """Counts from the scan, on a file's first shard: `bom`, `empty_files`, ..."""
@@ -328,7 +317,7 @@ MAX_WHOLE_BYTES = 2**29
 """Largest file, in bytes, whose rows can be read together."""
 
 # A scan looks at all rows; those over the recipe's limit become bad when their shard is read.
-_ANY_SIZE = ValidateConfig(max_row_bytes=2**31)
+ANY_SIZE = ValidateConfig(max_row_bytes=2**31)
 
 
 def scan_source(
@@ -402,36 +391,7 @@ def _whole(shards: list[SourceShard]) -> list[SourceShard]:
 
 def _with_columns(files: list[list[SourceShard]], config: SourceConfig) -> list[list[SourceShard]]:
     """Add the kinds of the columns, over all files, and the format of the rows."""
-    # All rows are parsed once more for this (0.3 s for Alpaca). The first megabyte alone does not
-    # have the fields that come later, and a misspelt name could not be told from one of these.
-    wanted = wanted_columns(config)
-    kinds: dict[str, Kind] = {}
-    has_rows = False
-    for shards in files:
-        first = shards[0]
-        if first.file_format in TABULAR:
-            _, *batches = decode_head(first.uri, first.file_format, 1, config.table)
-            found: dict[str, Kind] = {name: "null" for name in first.header or ()}
-            for each in batches:
-                found |= {field.name: kind_of_type(field.type) for field in each.schema}
-            for name, kind in found.items():
-                kinds[name] = joined_kinds(kinds.get(name, "null"), kind)
-        else:
-            for name in first.header or ():  # CSV has columns even without rows
-                kinds.setdefault(name, "text")
-            parts = (read_parts(shard, _ANY_SIZE) for shard in shards)
-            for records in chain.from_iterable(parts):
-                values = unwrapped(records.rows) if config.unwrap else records.rows
-                has_rows |= len(values) > 0
-                rows = [row for row in values if type(row) is dict]
-                for name in dict.fromkeys(key for keys in set(map(tuple, rows)) for key in keys):
-                    kinds.setdefault(name, "null")
-                    if name.lower() in wanted:
-                        kinds[name] = kind_of_values([row.get(name) for row in rows], kinds[name])
-    columns: dict[str, Kind] = {}
-    if kinds or has_rows:  # without rows and a header, no field can be missing
-        columns = columns_of(config, kinds)
-        check_types(config, columns)
+    columns = function_of_addon("find_columns")(files, config)
     files = [[replace(shard, columns=columns) for shard in shards] for shards in files]
     if config.format != "auto":
         return files
@@ -445,10 +405,11 @@ def _with_columns(files: list[list[SourceShard]], config: SourceConfig) -> list[
 def _format_of_all(shards: Sequence[SourceShard], config: SourceConfig) -> str:
     """Return the format of the first row that has one, after `where` and `select`; else `auto`."""
     for shard in shards:
-        for records in read_parts(shard, _ANY_SIZE):
+        for records in read_parts(shard, ANY_SIZE):
             rows: list[Any] = records.rows
             if config.is_reshaped:
                 rows = unwrapped(rows) if config.unwrap else rows
+                reshape = function_of_addon("reshape")
                 rows = reshape(rows, config, shard.columns or {}).rows
             found = find_row_format(rows, config, shard.uri)
             if found != "auto":

@@ -20,8 +20,8 @@ from packhouse.errors import SourceError
 from packhouse.read.chat_messages import IMAGE_PATHS, is_media_part
 from packhouse.read.json_parsing import Records, Rows, value_of
 from packhouse.read.row_formats import Adapted, option_names, row_format_called
-from packhouse.read.where_select import columns_read
 from packhouse.recipe import SourceConfig
+from packhouse.registry import function_of_addon
 
 ExtraFields = dict[tuple[str, ...], list[str]]
 """Keys of rows -> those of them that the rows' format does not read."""
@@ -232,7 +232,9 @@ class UnreadTexts:
             place_of: returns the number in the file and the byte offset of a row, by index.
         """
         rows, given = records.rows, records.originals
-        ignored, read = set(self.config.ignored_fields), columns_read(self.config)
+        ignored, read = set(self.config.ignored_fields), set[str]()
+        if self.config.is_reshaped:
+            read = function_of_addon("columns_read")(self.config)
         unread = {
             keys: [n for n in names if n not in ignored and n.lower() not in read]
             for keys, names in extra.items()

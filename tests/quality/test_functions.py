@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packhouse.read.where_select import text_function
+from packhouse.records.duckdb_functions import text_function
 from packhouse.registry import TEXT_FUNCTIONS
 
 SENTENCE = "The Elbe is a river that begins in Bohemia and ends in the North Sea, far away."

@@ -3,9 +3,10 @@
 import orjson
 import pytest
 
+from packhouse.addons import where_select
+from packhouse.addons.where_select import FUNCTIONS
 from packhouse.errors import ConfigError, SourceError
-from packhouse.read import read_shard, scan_source, where_select
-from packhouse.read.where_select import FUNCTIONS
+from packhouse.read import read_shard, scan_source
 from packhouse.recipe import SourceConfig, ValidateConfig
 
 duckdb = pytest.importorskip("duckdb")

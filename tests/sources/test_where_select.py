@@ -8,10 +8,10 @@ from typing import Any
 import orjson
 import pytest
 
-from packhouse.addons import quality
+from packhouse.addons import quality, where_select
+from packhouse.addons.where_select import expression_key
 from packhouse.errors import ConfigError, SourceError
-from packhouse.read import scan_source, where_select
-from packhouse.read.where_select import expression_key
+from packhouse.read import scan_source
 from packhouse.recipe import SourceConfig, ValidateConfig
 from packhouse.recipe.recipe_file import parse_recipe
 from packhouse.run.steps.validate import ValidateParameters

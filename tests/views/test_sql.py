@@ -14,7 +14,7 @@ from packhouse.addons.ask.duckdb_queries import ask
 from packhouse.api import Version
 from packhouse.cli import cli
 from packhouse.errors import ConfigError, IntegrityError
-from packhouse.read.where_select import text_function
+from packhouse.records.duckdb_functions import text_function
 from packhouse.store import open_store, open_version, publish_version
 from tests.prepared import prepare_in
 from tests.store.versions import FACTS, write_file

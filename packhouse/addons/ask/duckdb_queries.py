@@ -23,8 +23,8 @@ import pyarrow.parquet as pq
 from packhouse.addons.ask.version_tables import TABLES, FileTable, VersionFiles, columns_of_files
 from packhouse.cli.token_display import LoadSnapshot, tokenizer_of
 from packhouse.errors import ConfigError, IntegrityError, PackhouseError
-from packhouse.read.where_select import NO_FILES, add_text_functions, check_text_function
 from packhouse.records.arrays import one_chunk
+from packhouse.records.duckdb_functions import NO_FILES, add_text_functions, check_text_function
 from packhouse.records.ledger import LedgerLine, units_of
 from packhouse.registry import TEXT_FUNCTIONS
 from packhouse.store import store_requests

@@ -16,7 +16,6 @@ from packhouse.auditing.audit_limits import check_audit
 from packhouse.errors import PackhouseError
 from packhouse.pack.dedup import DedupFacts
 from packhouse.pack.gather_tokens import PackStatistics
-from packhouse.read.where_select import expression_libraries
 from packhouse.recipe import PublishConfig, Recipe
 from packhouse.recipe.recipe import plugins_of
 from packhouse.recipe.sections import HUB_NAME
@@ -279,7 +278,12 @@ def _manifest_facts(facts: PublishFacts, recipe: Recipe) -> dict[str, object]:
         counts["split"] = asdict(facts.split)
     tokenizer = asdict(facts.tokenizer)
     tokenizer["class"] = tokenizer.pop("class_name")
-    sql = {name for source in recipe.sources for name in expression_libraries(source)}
+    sql = {
+        name
+        for source in recipe.sources
+        if source.is_reshaped
+        for name in function_of_addon("expression_libraries")(source)
+    }
     # The name is not part of the version: the same tokenizer files from a folder give the same one.
     name = {"tokenizer": recipe.tokenizer} if HUB_NAME.fullmatch(recipe.tokenizer) else {}
     limits = recipe.audit.model_dump(

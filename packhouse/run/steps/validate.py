@@ -18,7 +18,6 @@ from packhouse.read.compression import name_row
 from packhouse.read.sharding import MAX_SHARD_BYTES
 from packhouse.read.source_files import source_name
 from packhouse.read.unread_fields import MIN_ROWS, MIN_SHARE, UnreadText
-from packhouse.read.where_select import expression_key
 from packhouse.recipe import MIXING, Recipe, SourceConfig, ValidateConfig
 from packhouse.recipe.sections import DETECTED, ROW_FORMATS, PipelineChoice
 from packhouse.records import message_rules
@@ -86,7 +85,7 @@ class ValidateParameters:
             # The limit changes no row. It is checked in every run, cached or not.
             "validate": self.rules.model_dump(mode="json", exclude={"max_quarantined"}),
             "group_by": self.group_by,
-            **expression_key(self.source),
+            **(function_of_addon("expression_key")(self.source) if self.source.is_reshaped else {}),
             **plugin_key("row_formats", self.source.format, ROW_FORMATS),
             # These formats choose among all others, so a new one may read the same rows in another
             # way.

@@ -24,9 +24,8 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cache, partial, wraps
-from importlib import import_module
-from inspect import signature
+from functools import cache, partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -36,25 +35,20 @@ import pyarrow.compute as pc
 
 from packhouse.errors import ConfigError, SourceError
 from packhouse.read.chat_messages import kind_of
-from packhouse.read.json_parsing import Rows
-from packhouse.read.parquet_files import without_fill
+from packhouse.read.json_parsing import Rows, unwrapped
+from packhouse.read.parquet_files import TABULAR, decode_head, without_fill
+from packhouse.read.sharding import ANY_SIZE, SourceShard, read_parts
 from packhouse.read.source_files import source_name
 from packhouse.recipe import SourceConfig
-from packhouse.records.arrays import one_chunk
-from packhouse.registry import TEXT_FUNCTIONS, TEXT_FUNCTIONS_VERSION, is_there
+from packhouse.records.duckdb_functions import (
+    NO_FILES,
+    add_text_functions,
+    check_text_function,
+)
+from packhouse.registry import TEXT_FUNCTIONS, TEXT_FUNCTIONS_VERSION
 from packhouse.system.fingerprint import library_versions
 from packhouse.system.wording import counted, first_line, near_name
 from packhouse.system.worker import at, stream_from_worker
-
-NO_FILES = {
-    "enable_external_access": "false",
-    "autoinstall_known_extensions": "false",
-    "autoload_known_extensions": "false",
-    "allow_community_extensions": "false",
-    # Otherwise DuckDB spills to `.tmp` in the working directory, up to 90% of the disk.
-    "max_temp_directory_size": "0B",
-}
-"""Settings of a DuckDB connection without files or network; callers add memory and threads."""
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -271,6 +265,49 @@ class Reshaped:
     """(index, reason, detail) of rows for which an expression fails."""
 
 
+def find_columns(files: Sequence[Sequence[SourceShard]], config: SourceConfig) -> dict[str, Kind]:
+    """Return the columns that a source's expressions read, with their kinds over all its files.
+
+    Args:
+        files: shards of each file.
+        config: a source with `where` or `select`.
+
+    Raises:
+        ConfigError: an expression names no column, or does not fit the types of the columns.
+    """
+    # All rows are parsed once more for this (0.3 s for Alpaca). The first megabyte alone does not
+    # have the fields that come later, and a misspelt name could not be told from one of these.
+    wanted = {name.lower() for each in _expressions(config) for name in each.parsed.columns}
+    kinds: dict[str, Kind] = {}
+    has_rows = False
+    for shards in files:
+        first = shards[0]
+        if first.file_format in TABULAR:
+            _, *batches = decode_head(first.uri, first.file_format, 1, config.table)
+            found: dict[str, Kind] = {name: "null" for name in first.header or ()}
+            for each in batches:
+                found |= {field.name: kind_of_type(field.type) for field in each.schema}
+            for name, kind in found.items():
+                kinds[name] = joined_kinds(kinds.get(name, "null"), kind)
+        else:
+            for name in first.header or ():  # CSV has columns even without rows
+                kinds.setdefault(name, "text")
+            parts = (read_parts(shard, ANY_SIZE) for shard in shards)
+            for records in chain.from_iterable(parts):
+                values = unwrapped(records.rows) if config.unwrap else records.rows
+                has_rows |= len(values) > 0
+                rows = [row for row in values if type(row) is dict]
+                for name in dict.fromkeys(key for keys in set(map(tuple, rows)) for key in keys):
+                    kinds.setdefault(name, "null")
+                    if name.lower() in wanted:
+                        kinds[name] = kind_of_values([row.get(name) for row in rows], kinds[name])
+    if not (kinds or has_rows):  # without rows and a header, no field can be missing
+        return {}
+    columns = columns_of(config, kinds)
+    check_types(config, columns)
+    return columns
+
+
 def columns_of(config: SourceConfig, kinds: Mapping[str, Kind]) -> dict[str, Kind]:
     """Return the columns that a source's expressions read, spelled as in its files.
 
@@ -333,11 +370,6 @@ def expression_key(config: SourceConfig) -> dict[str, Any]:
     is_added = any(each.parsed.functions for each in _expressions(config))
     added = {"text_functions": TEXT_FUNCTIONS_VERSION} if is_added else {}
     return library_versions(expression_libraries(config)) | added
-
-
-def wanted_columns(config: SourceConfig) -> set[str]:
-    """Return the names, in lower case, of the columns that a source's expressions read."""
-    return {name.lower() for each in _expressions(config) for name in each.parsed.columns}
 
 
 def columns_read(config: SourceConfig) -> set[str]:
@@ -860,40 +892,6 @@ def _run(expression: str, rows: pa.RecordBatch) -> pa.Array:
     found = connection.sql(f"SELECT {expression} AS {_VALUE} FROM {_ROWS}").to_arrow_table()
     assert found.num_rows == rows.num_rows, "an expression has one value per row"
     return found.column(0).combine_chunks()
-
-
-def add_text_functions(connection: Any) -> None:
-    """Register the installed functions of `TEXT_FUNCTIONS`, before the configuration is locked."""
-    for name, (module, returns) in TEXT_FUNCTIONS.items():
-        if is_there(module):
-            function = text_function(name)
-            arguments = ["VARCHAR"] * len(signature(function).parameters)
-            # "arrow" passes a whole vector of texts to one call. Without "special", DuckDB does not
-            # call a function for NULL.
-            how = {"type": "arrow", "null_handling": "special"}
-            connection.create_function(name, function, arguments, returns, **how)
-
-
-def text_function(name: str) -> Callable[..., pa.Array]:
-    """Return one of `TEXT_FUNCTIONS`, for arrays and DuckDB's chunked columns."""
-    function = getattr(import_module(TEXT_FUNCTIONS[name][0]), name)
-
-    @wraps(function)
-    def call(*texts: pa.Array | pa.ChunkedArray) -> pa.Array:
-        return function(*map(one_chunk, texts))
-
-    return call
-
-
-def check_text_function(name: str) -> None:
-    """Call one of `TEXT_FUNCTIONS` once.
-
-    Raises:
-        ConfigError: the package that it needs is not installed.
-    """
-    function = text_function(name)
-    text = pa.array(["text long enough to detect its language"])
-    function(*[text] * len(signature(function).parameters))
 
 
 @cache

@@ -111,7 +111,12 @@ class SourceShard:
         # file keep their identity.
         left_out = ["uri", "pin", "file_sha256", "file_size", "num_rows", "compression", "encoding"]
         left_out += [name for name in ("columns", "table") if known[name] is None]  # older keys
-        return {name: value for name, value in known.items() if name not in left_out}
+        identity = {name: value for name, value in known.items() if name not in left_out}
+        # The parser keeps to the count of the scan. Only the last shard of a JSON array has none,
+        # so a broken array that ends there may be split in another way.
+        if self.file_format == "json" and self.num_rows:
+            identity["is_counted"] = True
+        return identity
 
 
 def _scan_file(

@@ -7,7 +7,6 @@ sixth of the time of making them again.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -45,7 +44,7 @@ def find_moves(jobs: "Sequence[AnyJob]", last_run: Collection[LastJob]) -> dict[
     keys, last_keys = {job.key for job in jobs}, {job.key for job in last_run}
     # Only what changed, so that an unchanged run with thousands of files digests nothing.
     gone = [job for job in last_run if job.key not in keys]
-    known = {_identity(job.step, job.parts, job.shard): job for job in gone}
+    known = {_identity(job.step, job.parts): job for job in gone}
     moves: dict[str, Move] = {}
     for job in jobs:
         if job.key in last_keys:
@@ -54,25 +53,23 @@ def find_moves(jobs: "Sequence[AnyJob]", last_run: Collection[LastJob]) -> dict[
         of_inputs = [moves[key] for key in inputs if key in moves]
         parts = {**job.parts, "inputs": [moves[k].key if k in moves else k for k in inputs]}
         shard = getattr(job.parameters, "shard", None)
-        now = None if shard is None else asdict(shard)
-        old = known.get(_identity(job.step.name, parts, now))
+        old = known.get(_identity(job.step.name, parts))
         if old is None:
             continue
         if of_inputs:
             moves[job.key] = of_inputs[0]._replace(key=old.key)
-        elif now is not None and old.shard is not None:
-            rows, num_bytes = (now[n] - old.shard[n] for n in ("row_start", "byte_start"))
+        elif shard is not None and old.shard is not None:
+            rows = shard.row_start - old.shard["row_start"]
+            num_bytes = shard.byte_start - old.shard["byte_start"]
             moves[job.key] = Move(old.key, rows, num_bytes)
     return moves
 
 
-def _identity(step: str, parts: Mapping[str, Any], shard: Mapping[str, Any] | None) -> str:
+def _identity(step: str, parts: Mapping[str, Any]) -> str:
     """Return a digest of what decides a job's output, except for the place of its shard."""
     known = parts.get("shard", {})
     known = {n: known[n] for n in known if n not in ("row_start", "byte_start", "byte_end")}
-    # Only the last shard of a JSON array is not counted. Its bytes may be split in another way.
-    is_counted = shard is not None and shard["num_rows"] is not None
-    return digest([step, {**parts, "shard": known}, is_counted])
+    return digest([step, {**parts, "shard": known}])
 
 
 def copy_moved(old: AnyReceipt, move: Move, folder: Path) -> None:

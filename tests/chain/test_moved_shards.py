@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 
 import pytest
 
@@ -113,6 +114,45 @@ def test_row_numbers_in_the_words_of_a_plug_in_are_those_of_a_cold_run(tmp_path,
             version = prepare_in(folder, data, audit=audit)
         found.append(version.audit["checks"])
     assert found[0] == found[1]
+
+
+def test_rows_appended_to_a_broken_array_leave_what_a_cold_run_leaves(tmp_path, monkeypatch):
+    monkeypatch.setattr("packhouse.run.steps.validate.MAX_SHARD_BYTES", 2000)
+    long = [json.dumps(question(n) | {"output": "long " * n}) for n in (170, 240)]
+    # One element by its brackets, three by its lines. Only the last shard of a file, whose
+    # elements are not counted, is split by lines.
+    broken = f'{{"instruction": "a", "output": [1}},\n{long[0]},\n{{"output": "b"}}}}'
+    first = [broken, json.dumps(question(0))]
+    second = [*first, long[1], *(json.dumps(question(n)) for n in range(30))]
+    warm, cold = Project(tmp_path / "warm"), Project(tmp_path / "cold")
+    runs = []
+    for project, edits in ((warm, [first, second]), (cold, [second])):
+        project.root.mkdir()
+        source = {"path": "rows.json", "format": "alpaca"}
+        project.write_recipe(sources=[source], validate={"max_quarantined": 1.0})
+        for elements in edits:
+            (project.root / "rows.json").write_text(",\n".join(elements).join("[]"))
+            runs.append(project.prepare())
+
+    read = [run.receipts[0].facts for run in runs]
+    assert [facts.rows_in for facts in read] == [4, 2, 2]
+    assert len({facts.origin.sha256 for facts in read}) == 1
+    assert steps_of(warm, runs[1]) == steps_of(cold, runs[2])
+
+
+def test_explain_copies_nothing_from_files_that_are_gone(project, monkeypatch):
+    monkeypatch.setattr("packhouse.run.steps.validate.MAX_SHARD_BYTES", 4000)
+    project.write_rows(range(1, 100))
+    project.prepare()
+    project.write_rows(range(100))
+    said = []
+    for _ in range(2):
+        recipe = project.recipe()
+        rows = explain_plan(plan_jobs(recipe), Workspace(cache=project.cache), recipe)
+        said.append([row.step for row in rows if "moved" in " ".join(row.why)])
+        shutil.rmtree(project.cache / "steps", ignore_errors=True)
+    assert "tokenize" in said[0]
+    assert said[1] == []
 
 
 # Text before the first row moves bytes, but no row.

@@ -181,6 +181,9 @@ def make_block() -> UUID | None:
 def make_automations(block: UUID | None) -> None:
     """Create or update the automations, by name.
 
+    One that has not changed is left alone, because an update restarts the time that its trigger has
+    waited: a dead run would not be marked Crashed, and a stale dataset would not be reported.
+
     Args:
         block: for notifications; without one, automations that notify are left out.
     """
@@ -193,10 +196,10 @@ def make_automations(block: UUID | None) -> None:
                 continue
             wanted = AutomationCore.model_validate(raw)
             found = client.read_automations_by_name(wanted.name)
-            if found:
-                client.update_automation(found[0].id, wanted)
-            else:
+            if not found:
                 client.create_automation(wanted)
+            elif AutomationCore.model_validate(found[0].model_dump()) != wanted:
+                client.update_automation(found[0].id, wanted)
 
 
 if __name__ == "__main__":

@@ -181,8 +181,8 @@ def make_block() -> UUID | None:
 def make_automations(block: UUID | None) -> None:
     """Create or update the automations, by name.
 
-    One that has not changed is left alone, because an update restarts the time that its trigger has
-    waited: a dead run would not be marked Crashed, and a stale dataset would not be reported.
+    One that has not changed is left alone, because an update restarts the time that a trigger has
+    waited: a dead run would not be marked Crashed, and no dataset would be reported as stale.
 
     Args:
         block: for notifications; without one, automations that notify are left out.

@@ -89,6 +89,7 @@ def _end_parts(client: SyncPrefectClient, flow_run: UUID, ended: State[Any]) -> 
     )
     for child in children:
         client.set_flow_run_state(child.id, ended, force=True)
+        client.update_flow_run(child.id, tags=tags_with(child.tags, outcome="crashed"))
         _end_parts(client, child.id, ended)
 
 

@@ -1,6 +1,8 @@
 """`packhouse new` in a checkout; tests/e2e/test_wheel.py tests it in an installed wheel."""
 
 import json
+import os
+import subprocess
 import tomllib
 
 import yaml
@@ -24,3 +26,19 @@ def test_a_checkout_writes_a_project_with_everything_that_it_needs(tmp_path):
     dockerfile = (folder / "docker" / "Dockerfile").read_text()
     assert "@NAME@" not in dockerfile
     assert "@VERSION@" not in dockerfile
+
+
+def test_the_demo_keeps_its_steps_in_the_project_whatever_the_environment_says(tmp_path):
+    assert CliRunner().invoke(cli, ["new", str(tmp_path / "new")]).exit_code == 0
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\necho "cache: $PACKHOUSE_CACHE"\n')
+    python.chmod(0o755)
+    done = subprocess.run(
+        ["make", "demo", f"PYTHON={python}"],
+        cwd=tmp_path / "new",
+        env=os.environ | {"PACKHOUSE_CACHE": "/no/such/folder"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines()[-1] == f"cache: {tmp_path / 'new' / '.packhouse'}"

@@ -571,10 +571,14 @@ def test_a_crashed_backfill_ends_its_children():
     with get_client(sync_client=True) as client:
         parent = client.create_flow_run(backfill, state=Running())
         task = client.create_task_run(tokenize, parent.id, dynamic_key="0", state=Running())
-        child = client.create_flow_run(refresh, parent_task_run_id=task.id, state=Running())
+        child = client.create_flow_run(
+            refresh, parent_task_run_id=task.id, tags=["dataset:demo"], state=Running()
+        )
         below = client.create_task_run(tokenize, child.id, dynamic_key="0", state=Running())
         end_parts(backfill, parent, Crashed(message="killed"))
-        ended = client.read_flow_run(child.id).state
+        crashed = client.read_flow_run(child.id)
+        assert crashed.tags == ["dataset:demo", "outcome:crashed"]
+        ended = crashed.state
         assert ended is not None
         assert (ended.name, ended.message) == ("Crashed", "its run crashed: killed")
         ended = client.read_task_run(below.id).state

@@ -63,7 +63,7 @@ def new(folder: Path, as_json: bool) -> None:
     echo(f"created a project in {folder}. Next:")
     echo(f"  cd {folder}")
     echo("  make setup     # once: .venv with packhouse and Prefect")
-    echo("  make demo      # the whole chain on the sample; `make` alone lists the rest")
+    echo("  make demo      # run the whole pipeline on the sample data")
 
 
 def _write(folder: Path) -> None:

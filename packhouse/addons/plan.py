@@ -40,7 +40,7 @@ from packhouse.records.table_schemas import REFUSED, read_table
 from packhouse.registry import function_of_addon, has_function
 from packhouse.render.renderer import run_template, try_rows
 from packhouse.run.chain import Plan, bytes_needed, output_jobs, plan_jobs
-from packhouse.run.moved_shards import find_moves
+from packhouse.run.moved_shards import Move, find_moves
 from packhouse.run.prepare_arguments import read_recipe, recipe_for
 from packhouse.run.step import AnyJob
 from packhouse.run.step_cache import LastJob, Workspace, load_last_run
@@ -635,7 +635,7 @@ def explain_plan(plan: Plan, workspace: Workspace, recipe: Recipe) -> list[Expla
         written, last_job = output_jobs(plan, recipe, packed.facts)
         jobs = (*jobs[:-1], *written, last_job)
     moves = find_moves(plan.movable_jobs, last.values())
-    rows = [_explain_job(job, workspace, last, moves.keys()) for job in jobs]
+    rows = [_explain_job(job, workspace, last, moves.get(job.key)) for job in jobs]
     if packed is None:
         why = ["the number of jobs is not known until pack is done"]
         rows.append(ExplainedJob("files", "output", None, False, why))
@@ -655,14 +655,14 @@ def _explain_job(
     job: AnyJob,
     workspace: Workspace,
     last: dict[tuple[str, str], LastJob],
-    moved: Collection[str],
+    move: Move | None,
 ) -> ExplainedJob:
     step = job.step.name
     # `find` compares files with their digests, as a run does; `peek` would miss a damaged step.
     if workspace.steps.find(step, job.key, job.step.read_facts) is not None:
         return ExplainedJob(step, job.label, job.key)
     before = last.get((step, job.label))
-    if job.key in moved:
+    if move and workspace.steps.find(step, move.key, job.step.read_facts):
         why = ["its rows moved in their file, so it is copied"]
     elif before is None:
         why = ["new shard" if last and step in ROW_STEPS else "never run"]

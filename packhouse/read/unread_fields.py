@@ -138,6 +138,14 @@ def is_media(value: object) -> bool:
     return isinstance(value, list) and any(map(is_media, value[:10]))
 
 
+_PLACES = re.compile(
+    r"^(?:<(?:image|video|audio)>\s*)+|\n?(?:<(?:image|video|audio)>\s*)+\Z", re.MULTILINE
+)
+"""Marks of LLaVA for the places of media, at the start of a line or the end of a text."""
+_MEDIA_END = re.compile("</(?:image|video|audio)>")
+"""In HTML and XML, such marks are tags."""
+
+
 def drop_media_parts(rows: Rows) -> tuple[Rows, set[int]]:
     """Remove content parts with media; return the rows, and the indices of those that had some."""
     cleaned = list(map(_without_media, rows))
@@ -152,7 +160,8 @@ def _without_media(value: object) -> object:
         cleaned = _without_media(parsed)
         return value if cleaned == parsed else cleaned
     if isinstance(value, str):
-        return IMAGE_PATHS.sub("", value) if "</img>" in value else value
+        value = IMAGE_PATHS.sub("", value) if "</img>" in value else value
+        return value if _MEDIA_END.search(value) else _PLACES.sub("", value)
     if isinstance(value, dict):
         return {key: _without_media(item) for key, item in value.items()}
     if isinstance(value, list):

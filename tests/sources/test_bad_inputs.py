@@ -483,6 +483,21 @@ def test_images_in_the_form_of_qwen_vl_are_media(read_bytes):
     assert (parts.reasons, parts.notes) == ([], {"media_parts": 1})
 
 
+def test_the_places_of_dropped_media_are_dropped(read_bytes):
+    asked = ["<image>\n<image>\nWhy?", "Why?\n<video>", "Is <image> a tag?", "<image>x</image>"]
+    rows = [
+        {
+            "image": "a.png",
+            "messages": [{"role": "user", "content": ask}, {"role": "assistant", "content": "y"}],
+        }
+        for ask in asked
+    ]
+
+    parts = read_bytes(b"\n".join(map(orjson.dumps, rows)), media="drop_parts")
+
+    assert [row[0][1] for row in parts.texts] == ["Why?", "Why?", *asked[2:]]
+
+
 def test_a_part_that_may_be_text_is_never_dropped_as_media(read_bytes):
     parts = [{"type": "text", "text": "Why?"}, {"type": "tool_result", "content": "So."}]
     row = {"messages": [{"role": "user", "content": parts}, {"role": "assistant", "content": "y"}]}

@@ -142,7 +142,10 @@ def encoded(data: bytes, encoding: str) -> bytes:
 # name -> (file, its bytes, conversations if others than TALKS)
 # fmt: off
 RIGHT: dict[str, tuple[Any, ...]] = {
+    "lists of messages in one object": ("a.json", dumped({"all": chats("from", "value", "human",
+        "gpt")}, indent=1)),
     "alpaca in an array": ("data.json", dumped(named("instruction", "output", input=""))),
+    "alpaca with a history": ("a.jsonl", lines(named("instruction", "output", history=[]))),
     "query and answer": ("a.jsonl", lines(named("query", "answer"))),
     "ask and answer": ("a.jsonl", lines(named("ask", "answer", score=0.5))),
     "system, user, assistant": ("a.jsonl", lines(named("user", "assistant", system="Be brief."))),
@@ -248,6 +251,15 @@ def bad(talk: Talk) -> str:
 # fmt: off
 ASKED: dict[str, tuple[Callable[[int, Talk], dict[str, Any]], int, list[Talk]]] = {
     "two columns of any name": (lambda n, t: {"v1": t.question, "v2": t.answer}, 1, TALKS),
+    "an object as input": (lambda n, t: {"instruction": "Answer.", "input": {"n": n,
+        "ask": f"Go: {t[0]}"}, "output": t[1]}, 1, TALKS),
+    "a list of passages and text of no known use": (lambda n, t: {"question": "What is asked?",
+        "context": [f"He asked: {t[0]}", "Nobody knew it."], "response": t[1],
+        "chart": f"A chart of the numbers up to {n}"}, 1, TALKS),
+    "numbers of sentences as answers": (lambda n, t: {"question": "Where is it?", "context": t[0],
+        "answers": [n, n + 1]}, 1, [Talk(t[0], f"[{n},{n + 1}]") for n, t in enumerate(TALKS)]),
+    "the log of a model": (lambda n, t: {"prompt": t[0], "a/b": {"in": {"text": f"User: {t[0]}"},
+        "out": {"text": t[1], "stop": "end"}}}, 1, TALKS),
     "two questions": (lambda n, t: {"query": t[0], "original_question": f"Before that: {t[0]}",
         "response": t[1]}, 1, TALKS),
     "a class next to a completion": (lambda n, t: {"query": t[0], "completion": t[1],
@@ -392,6 +404,10 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
     "rows of Python": ("a.jsonl", b"{'question': 'Why?'}\n", "no row of it can be read as jsonl"),
     "a table named like JSON": ("a.json", b"question\tanswer\nWhy?\tSo.\n",
         "--set file_format=FORMAT"),
+    "texts with JSON in a list": ("a.json", dumped([json.dumps(row) for row in named("q", "a")]),
+        "Write each as an object"),
+    "a comment before JSON": ("a.json", b"# one of them\n" + dumped(DIALOGS, indent=1),
+        "Remove the comment"),
     "an empty line": ("a.jsonl", b"\n", "(it is empty). Pass a file with rows"),
     "line breaks between rows as two characters": ("a.jsonl",
         lines(named("question", "answer")).replace(b"\n", b"\\n"), "is followed by \\n{"),

@@ -20,7 +20,7 @@ from packhouse.read.conversation_formats import is_transcript
 from packhouse.read.json_parsing import parse_text
 from packhouse.read.row_formats import MESSAGE_FIELDS, row_format_of, row_formats
 from packhouse.read.single_turn_formats import TextFields
-from packhouse.read.unread_fields import UNSPACED
+from packhouse.read.unread_fields import UNSPACED, is_text
 from packhouse.system.wording import counted
 
 # `file 98` below is the file of that number in docs/decisions/2026-11-27-thirty-files.md: public
@@ -251,6 +251,12 @@ def _natural(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Ite
                 beside["context"] = contexts[0]
             more = {part: each for part, each in beside.items() if each and part in known.optional}
         reads = {theirs: ours for ours, theirs in (names | more).items()}
+        # An object as the input of an instruction made each row of file 801 bad.
+        parts = names.values() if isinstance(known, TextFields) and "history" not in names else ()
+        if any(isinstance(row.get(each), dict | list) for row in rows for each in parts):
+            select = {ours: _as_text(each, rows) for each, ours in reads.items()}
+            yield _reading(name, reads, select=select)
+            continue
         rest = [each for each in rows[0] if each not in reads]
         # Of a text with annotations next to it, as in file 32, the annotations may be the answer.
         is_marked = name == "text" and any(
@@ -806,16 +812,26 @@ _CONTEXT_OF = {"alpaca": "input", "dolly": "context", "question_answer": "contex
 """Field for a question's context, by format."""
 
 
-def with_context(reading: Reading, name: str) -> Reading | None:
-    """Return a reading that also reads a field as the question's context, or None.
+def with_context(
+    reading: Reading, unread: Sequence[str], rows: Sequence[dict[str, Any]]
+) -> Reading | None:
+    """Return a reading that also reads an unread field as the question's context, or None.
+
+    Of several unread fields, only one that is named like a context can be it.
 
     Example:
         >>> reads = {"ask": "prompt", "output": "completion"}
         >>> fields = {"prompt": "ask", "completion": "output"}
         >>> plain = Reading(settings={"format": "prompt_completion", "fields": fields}, reads=reads)
-        >>> with_context(plain, "law").settings["fields"]
+        >>> with_context(plain, ["law"], [{"law": "No."}]).settings["fields"]
         {'question': 'ask', 'answer': 'output', 'context': 'law'}
+        >>> with_context(plain, ["law"], [{"law": ["No.", "Go."]}]).settings["select"]["context"]
+        'array_to_string("law", chr(10) || chr(10))'
     """
+    named = [name for name in unread if name.lower() in _CONTEXT] or unread
+    if len(named) != 1:
+        return None
+    (name,) = named
     row_format = reading.settings["format"]
     fields, reads = dict(reading.settings.get("fields", {})), dict(reading.reads)
     if "select" in reading.settings:
@@ -827,10 +843,14 @@ def with_context(reading: Reading, name: str) -> Reading | None:
     context = _CONTEXT_OF.get(row_format)
     if context is None or context in reads.values() or _rank(name, _ANSWER) is not None:
         return None
+    reads[name] = context
+    if (text := _as_text(name, rows)) != _sql(name):  # passages of file 787, in a list
+        select = {ours: _sql(theirs) for theirs, ours in reads.items()} | {context: text}
+        return _reading(row_format, reads, select=select)
     return replace(
         reading,
         settings={**reading.settings, "format": row_format, "fields": {**fields, context: name}},
-        reads={**reads, name: context},
+        reads=reads,
         is_sure=False,
     )
 
@@ -864,6 +884,21 @@ def _with_verdicts(
 
 def _sql(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
+
+
+def _as_text(name: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return SQL for a field as text: texts of a list joined, and other lists and objects as JSON.
+
+    Example:
+        >>> [_as_text("a", [{"a": value}]) for value in ("x", ["x", "y"], {"x": 1})]
+        ['"a"', 'array_to_string("a", chr(10) || chr(10))', 'json("a")']
+    """
+    values = [value for row in rows if isinstance(value := row.get(name), dict | list)]
+    if not values:
+        return _sql(name)
+    if all(type(value) is list and {*map(type, value)} <= {str} for value in values):
+        return f"array_to_string({_sql(name)}, chr(10) || chr(10))"
+    return f"json({_sql(name)})"
 
 
 _KEYS = {"chat": ("role", "content"), "sharegpt": ("from", "value")}
@@ -1117,6 +1152,7 @@ def _as_json(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
     names = [*texts, *objects]
     asking = _called(names, _QUESTION) or _called(texts, _PLAIN)
     answering = _called(names, _ANSWER)
+    contexts = [name for name in texts if name.lower() in _CONTEXT]
     # `type`, because `isinstance(True, int)` is true.
     numbers = [n for n in _called([*rows[0]], _ANSWER) if all(type(row[n]) is int for row in rows)]
     if len(names) == 1 and asking and numbers:  # such as classes by number
@@ -1127,7 +1163,11 @@ def _as_json(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
         asking = asking or _called(texts, _LIKELY_QUESTION)
     else:
         answering = objects
-        short = [n for n in texts if n not in asking and _rank(n, _SYSTEM) is None] + classes
+        short = [
+            name
+            for name in texts
+            if name not in asking and name not in contexts and _rank(name, _SYSTEM) is None
+        ] + classes
         # The short texts belong to the answer. With the entities of file 615 in the question, no
         # way was right.
         if len(asking) == 1 and len(objects) == 1 and short:
@@ -1146,7 +1186,48 @@ def _as_json(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
         read = {"question": asked, "answer": said}
         if system := _best([name for name in texts if name not in asked + said], _SYSTEM):
             read["system"] = [system]
-        yield _in_json(rows, read)
+        # Of file 790, the text that its questions are about was offered as part of the answers.
+        if len(about := [name for name in contexts if name not in asked + said]) == 1:
+            read["context"] = about
+        made = _in_json(rows, read)
+        if len(said) == 1 and (reply := _reply_in(rows, asked[0], said[0])):
+            reads = {**made.reads, said[0]: "answer: the reply in it"}
+            select = {**made.settings["select"], "answer": reply}
+            made = _reading("question_answer", reads, select=select)
+        yield made
+
+
+def _reply_in(rows: Sequence[dict[str, Any]], asks: str, says: str) -> str | None:
+    """Return SQL for the only other text of an object that repeats the question, such as a log.
+
+    Example:
+        >>> log = {"input": "Q: Can it rain all day?", "reply": {"text": "Yes, it can and did."}}
+        >>> _reply_in([{"ask": "Can it rain all day?", "log": log}], "ask", "log")
+        '"log"."reply"."text"'
+    """
+    # Of file 791, such objects were offered as the answers.
+    paths = [
+        {path: text for path, text in _texts_in(row[says], _sql(says)) if is_text(text)}
+        for row in rows
+    ]
+    asked = [str(row[asks]) for row in rows]
+    common = [path for path in paths[0] if sum(path in each for each in paths) * 2 > len(rows)]
+    repeats = [
+        path
+        for path in common
+        if all(ask in each.get(path, ask) for ask, each in zip(asked, paths, strict=True))
+    ]
+    rest = [path for path in common if path not in repeats]
+    return rest[0] if repeats and len(rest) == 1 else None
+
+
+def _texts_in(value: Any, path: str) -> Iterator[tuple[str, str]]:
+    """Yield the texts in nested objects, with the SQL for each."""
+    if isinstance(value, str):
+        yield path, value
+    elif isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _texts_in(inner, f"{path}.{_sql(name)}")
 
 
 def _in_json(rows: Sequence[dict[str, Any]], read: Mapping[str, list[str]]) -> Reading:

@@ -322,7 +322,7 @@ def _candidates(
         if is_new or not candidate.is_usable:
             found.append(candidate)
         unread = [name for name in candidate.trial.unread if not is_reasoning(name)]
-        if len(unread) == 1 and (more := with_context(reading, unread[0])) is not None:
+        if (more := with_context(reading, unread, layout.rows)) is not None:
             # The loop goes over `readings`, so the longer reading is tried, too.
             readings.append(more)
     return sorted(found, key=lambda each: (len(each.trial.unread), not each.reading.is_sure))
@@ -393,6 +393,11 @@ def _unknown(
         return (
             "each row is a single message. Write one row per conversation with all its "
             'messages: {"messages": [{"role": "user", "content": "..."}, ...]}'
+        )
+    if not isinstance(row, dict | list):
+        return (
+            "its rows are values without field names. Write each as an object: "
+            '{"question": "...", "answer": "..."} or {"text": "..."}'
         )
     names = row if isinstance(row, dict) else {}
     if survey.num_rows == 1 and names and all(isinstance(each, dict) for each in names.values()):
@@ -474,7 +479,7 @@ def _unknown(
 
 def _kinds_of(row: object) -> str:
     if not isinstance(row, dict):
-        return "a list" if isinstance(row, list) else "a bare value"
+        return "a list"
     kinds = {str: "text", dict: "an object", list: "a list", bool: "true or false"}
     shown = [
         f"{name[:40]!r} ({kinds.get(type(value), 'nothing' if value is None else 'a number')})"

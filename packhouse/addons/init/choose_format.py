@@ -24,6 +24,7 @@ from packhouse.addons.init.candidate_formats import (
     UNMARKED,
     UNNAMED,
     Reading,
+    empty_answers,
     explanation,
     is_metadata,
     is_reasoning,
@@ -249,6 +250,10 @@ def propose(
     if num_chosen > _RARE * survey.num_rows:  # the user's choice has to read the other rows, too
         settings = joined.settings if joined is not None else {}
         fitting = [each for each in undecided if each.reading.settings == settings]
+    # Of file 831, whose answers are empty, a part of the prompts was offered as the answer.
+    has_sure = any(each.reading.is_sure for each in fitting)
+    if not has_sure and fitting and (empty := empty_answers(survey.fields)):
+        raise refusal(survey.file, _no_answers(empty))
     if fitting:
         return replace(proposal, candidates=fitting[:_MAX_CANDIDATES])
     if not chosen and not undecided:
@@ -457,6 +462,8 @@ def _unknown(
                 f"the text in '{name}' contains {what}, which packhouse cannot parse. "
                 "Write rows with messages ([{role, content}])."
             )
+    if empty := empty_answers(survey.fields):
+        return _no_answers(empty)
     others = [name for name in names if not is_metadata(name, survey.fields[name])] or [*names]
     is_text = len(others) == 1 and isinstance(row[others[0]], str)
     if is_text or questions_in(layout.rows):
@@ -469,6 +476,15 @@ def _unknown(
         f"{layout.num_rows:,} of {counted(survey.num_rows, 'row')}{place} have {_kinds_of(row)}, "
         "but it is not clear which fields hold the question and the answer. If "
         f"{NAME_THE_FIELDS}"
+    )
+
+
+def _no_answers(empty: Sequence[str]) -> str:
+    named = f"{' and '.join(map(repr, empty))} {'is' if len(empty) == 1 else 'are'}"
+    return (
+        f"it has no answers: {named} empty in every row. Add the answers. If another field has "
+        "them, name it with --set format=question_answer --set "
+        'fields=\'{"question": "FIELD", "answer": "FIELD"}\''
     )
 
 

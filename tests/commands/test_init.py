@@ -691,6 +691,25 @@ def test_fields_of_rows_that_are_not_read_are_not_called_repeats(project):
     assert "said: text, in 4 rows; not read, in rows without the fields that are read" in said
 
 
+def test_paths_and_guesses_that_leave_out_most_texts_are_not_offered(project):
+    rows = [
+        {"clip": f"/home/ann b/{n}.mp3", "heard": t.answer, "title": f"The title of {t.question}"}
+        | {name: f"Here is {name} {n} of all" for name in ("poet", "land", "time")}
+        for n, t in enumerate(TALKS)
+    ]
+    Path("a.jsonl").write_bytes(lines(rows))
+
+    code, said = project.init("a.jsonl")
+
+    assert (code, "audio or video in 'clip'. Add --set media=drop_parts" in said) == (3, True), said
+    code, said = project.init("a.jsonl", "--set", "media=drop_parts")
+    assert (code, "name them with --set format" in " ".join(said.split())) == (3, True), said
+    fields = '{"question": "title", "answer": "heard"}'
+    named = ("--set", "format=question_answer", "--set", f"fields={fields}")
+    code, said = project.init("a.jsonl", "--set", "media=drop_parts", *named)
+    assert code == 0, said
+
+
 def test_rows_that_all_have_images_cannot_all_be_left_out(project):
     rows = [{"messages": [{"role": "user", "content": IMAGE}, *chats_of(t)[1:]]} for t in TALKS]
     Path("a.jsonl").write_bytes(lines(rows))

@@ -37,7 +37,7 @@ from packhouse.addons.init.file_survey import Layout, Survey, as_line, refusal
 from packhouse.errors import PackhouseError
 from packhouse.read import read_shard, scan_source
 from packhouse.read.row_formats import row_formats
-from packhouse.read.unread_fields import MIN_SHARE
+from packhouse.read.unread_fields import MIN_SHARE, is_media
 from packhouse.recipe import Recipe, SourceConfig, ValidateConfig
 from packhouse.records.ledger import RenderCounts
 from packhouse.records.reasons import QUARANTINE_REASONS
@@ -174,8 +174,13 @@ class Candidate:
 
     @property
     def is_usable(self) -> bool:
-        """True if more than half of the rows become conversations."""
-        return self.trial.num_good * 2 > self.trial.num_rows - self.trial.num_dropped
+        """True if more than half of the rows become conversations, without most of their text.
+
+        A guess that leaves out more fields of text than it reads was never right (files 491, 818).
+        """
+        is_guess = not self.reading.is_sure and len(self.trial.unread) > len(self.reading.reads)
+        num_kept = self.trial.num_rows - self.trial.num_dropped
+        return self.trial.num_good * 2 > num_kept and not is_guess
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -298,7 +303,8 @@ def _candidates(
     located |= {"media": given["media"]} if "media" in given else {}
     ignored, can_be_ignored = given.get("ignored_fields", ()), explained(survey)
     names = {*layout.rows[0]} if isinstance(layout.rows[0], dict) else set()
-    has_media = any(survey.fields[name].has_media for name in names.difference(ignored))
+    with_media = {n for n in names.difference(ignored) if survey.fields[n].has_media}
+    files = {n for n in with_media if all(is_media(row[n]) for row in layout.rows)}
     readings = readings_of(layout, survey.fields)
     for reading in readings:
         row_format = reading.settings["format"]
@@ -310,7 +316,9 @@ def _candidates(
         if marks or reading.reads.keys() & set(ignored):
             continue
         # Rows that `select` makes show no images: of file 726, questions about them were offered.
-        if has_media and "media" not in given and "select" in reading.settings:
+        if with_media and "media" not in given and "select" in reading.settings:
+            continue
+        if files & reading.reads.keys():  # their paths are no text (file 818)
             continue
         others = [name for name in can_be_ignored if name not in reading.reads]
         settings = {**located, **reading.settings, "ignored_fields": [*ignored, *others]}

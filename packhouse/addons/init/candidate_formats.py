@@ -700,6 +700,8 @@ def _shared_end(prompts: Sequence[str]) -> str | None:
     shared = takewhile(lambda last: len({*last}) == 1, zip(*lines, strict=False))
     ends = takewhile(lambda line: not re.search(r"\w\w", line), (last[0] for last in shared))
     end = "\n".join([*ends][::-1]).strip() if len(lines) > 1 else ""
+    if re.search(_SEPARATOR, end):  # which also fits rows with another separator
+        return None
     if not end.strip("()[]{}<>\"'`;,.") or any(text.count(end) > 1 for text in prompts):
         return None
     return rf"\s*{re.escape(end)}\s*$"

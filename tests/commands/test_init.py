@@ -625,6 +625,10 @@ def test_nothing_is_written_where_rows_can_be_read_in_several_ways(name, project
         (lambda n, t: {"heard": t.question, "mood": "ab"[n % 2]}, "format=classification"),
         (lambda n, t: {"text": f"<bos>{t.question}\n<eos>"}, "regexp_replace"),
         (
+            lambda n, t: {"text": f"## Ask: {t[0]}\n## Say: {t[1]}\n## Ask: Why?\n## Say: So."},
+            "Only one way to read these rows was found, and it may be wrong",
+        ),
+        (
             lambda n, t: {"prompt": f"### Ask:\n{t[0]}\n### Response:", "completion": t[1]},
             "template=completion",
         ),

@@ -788,6 +788,9 @@ def _with_headings(
     shared = [heading for heading in max(found, key=len, default=[]) if counts[heading] >= least]
     if not shared:
         return [reading]
+    unsure = replace(reading, is_sure=False)
+    if sum(each.count(shared[-1]) > 1 for each in found) > len(texts) - least:
+        return [unsure]  # several turns: all but the first prompt would be trained
     parts = rf"(?s)^\s*(.*?\n{shared[-1]}\s*)(.*?)\s*(?:{_EDGE})?\s*$"
     # Other rows get an empty answer and are quarantined.
     extracted = (f"regexp_extract({_sql(name)}, '{parts}', {number})" for number in (1, 2))
@@ -796,7 +799,7 @@ def _with_headings(
         {name: HEADED},
         select=dict(zip(("prompt", "completion"), extracted, strict=True)),
     )
-    return [replace(made, template="completion"), replace(reading, is_sure=False)]
+    return [replace(made, template="completion"), unsure]
 
 
 def _with_context(reading: Reading, rows: Sequence[dict[str, Any]]) -> Reading:

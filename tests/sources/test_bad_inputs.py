@@ -483,19 +483,16 @@ def test_images_in_the_form_of_qwen_vl_are_media(read_bytes):
     assert (parts.reasons, parts.notes) == ([], {"media_parts": 1})
 
 
-def test_the_places_of_dropped_media_are_dropped(read_bytes):
-    asked = ["<image>\n<image>\nWhy?", "Why?\n<video>", "Is <image> a tag?", "<image>x</image>"]
-    rows = [
-        {
-            "image": "a.png",
-            "messages": [{"role": "user", "content": ask}, {"role": "assistant", "content": "y"}],
-        }
-        for ask in asked
-    ]
+def test_marks_of_images_are_dropped_with_them(read_bytes):
+    talk = [{"role": "user", "content": "<image>\nWhy <b>?"}, {"role": "assistant", "content": "y"}]
+    paths = ["a.jpg", "/home/ann b/a.jpg", "/home is full of jpg"]
+    data = b"\n".join(orjson.dumps({"messages": talk, "photo": path}) for path in paths)
 
-    parts = read_bytes(b"\n".join(map(orjson.dumps, rows)), media="drop_parts")
-
-    assert [row[0][1] for row in parts.texts] == ["Why?", "Why?", *asked[2:]]
+    assert read_bytes(data).reasons == ["media", "media"]
+    parts = read_bytes(data, media="drop_parts")
+    asked = ["Why <b>?", "Why <b>?", "<image>\nWhy <b>?"]
+    assert [row[0] for row in parts.texts] == [("user", text) for text in asked]
+    assert parts.notes == {"media_parts": 2}
 
 
 def test_a_part_that_may_be_text_is_never_dropped_as_media(read_bytes):

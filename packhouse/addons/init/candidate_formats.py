@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Any
 
 from packhouse.addons.init.file_survey import Field, Layout
@@ -129,8 +130,9 @@ def _reading(
 UNMARKED = "question and answer, without [INST]"
 TEMPLATED = "messages, without the marks of a chat template"
 TALK = "messages, without the names of their speakers"
+HEADED = "prompt, and completion after the last heading"
 _TRAINED = {
-    *(UNMARKED, TEMPLATED, TALK),
+    *(UNMARKED, TEMPLATED, TALK, HEADED),
     *("answer", "completion", "output", "response", "chosen", "text", "messages", "conversations"),
     *("transcript", "label", "answers", "paragraphs", "input_ids"),
 }
@@ -193,7 +195,10 @@ def readings_of(layout: Layout, fields: Mapping[str, Field]) -> list[Reading]:
             different.append(each)
     # `_with_topics` comes first: it takes only readings without `select` and `where`, which the
     # others add.
-    varied = (_with_topics, _with_verdicts, _with_speakers, _with_talks, _with_ends, _with_splits)
+    varied = (
+        *(_with_topics, _with_verdicts, _with_speakers, _with_talks),
+        *(_with_headings, _with_ends, _with_splits),
+    )
     for vary in varied:
         different = [made for each in different for made in vary(each, rows, fields)]
     return sorted(different, key=lambda each: not each.is_sure)
@@ -521,6 +526,9 @@ def _pair(
 
 def _plain(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Iterator[Reading]:
     """Yield readings of the only text of a row: about the other fields, or trained as a whole."""
+    # The values of one row tell nothing: of file 830, a log, each part was offered as the answer.
+    if len(rows) == 1 and not _called([*rows[0]], (*_PLAIN, *_QUESTION, *_ANSWER)):
+        return
     sentences = [n for n in _texts_of(rows[0], rows) if n not in fields or fields[n].num_texts]
     lists = [name for name in rows[0] if isinstance(rows[0][name], list)]
     listed = {word for name in lists for word in _words(name)}
@@ -640,9 +648,10 @@ def _with_speakers(
     # Such prompts are continued without a chat template, but became turns of a chat: `User:
     # ...\nNAME:` (file 68), `### Answer: ` (554), `<think>` that the answer closes (212), and
     # answers that end with `###` (317).
+    separator = _shared_end(texts) or _SEPARATOR
     num_begun = sum(
         _SPOKEN.match(text) is not None
-        or re.search(_SEPARATOR, text) is not None
+        or re.search(separator, text) is not None
         or re.search(_STOP, answer) is not None
         or ((tag := _OPEN.search(text)) is not None and f"</{tag[1]}>" in answer)
         for text, answer in zip(texts, answers, strict=True)
@@ -665,11 +674,12 @@ def _with_speakers(
         select["prompt"] = f"regexp_extract({_sql(prompt)}, '{one.pattern}', 1)"
     elif any(
         all(re.search(end, each) for each in part)
-        for end, part in ((_SEPARATOR, texts), (_STOP, answers))
+        for end, part in ((separator, texts), (_STOP, answers))
     ):
         what = "separators"
-        for ours, end in {"prompt": _SEPARATOR, "completion": _STOP}.items():
-            select[ours] = f"regexp_replace({select[ours]}, '{end}', '')"
+        for ours, end in {"prompt": separator, "completion": _STOP}.items():
+            quoted = end.replace("'", "''")
+            select[ours] = f"regexp_replace({select[ours]}, '{quoted}', '')"
     elif name and not any(f"\n{name}:" in text for text in texts + answers):  # one turn each
         what = _BOTH_NAMES
         for ours, begin in {"prompt": _ASKS, "completion": rf"^\s*{name} ?:\s*"}.items():
@@ -678,6 +688,29 @@ def _with_speakers(
         return made
     reads = {prompt: f"prompt, without {what}", answer: "completion"}
     return [_reading("prompt_completion", reads, select=select), *made]
+
+
+def _shared_end(prompts: Sequence[str]) -> str | None:
+    r"""Return a pattern for the lines without words that all prompts end with, or None.
+
+    Brackets and quotes alone end code, as does a line that a prompt contains more than once. File
+    835 has `( ͡° ͜ʖ ͡°)` there.
+
+    Example:
+        >>> _shared_end(["1 + 1?\n\n(*_*)\n", "2 + 2?\n\n(*_*)\n"])
+        '\\s*\\(\\*_\\*\\)\\s*$'
+        >>> _shared_end(["{\n11\n}", "{\n22\n}"]), _shared_end(["12\n+ 1", "12\n+ 2"])
+        (None, None)
+    """
+    lines = [text.rstrip().split("\n")[::-1] for text in {*prompts}]
+    shared = takewhile(lambda last: len({*last}) == 1, zip(*lines, strict=False))
+    ends = takewhile(lambda line: not re.search(r"\w\w", line), (last[0] for last in shared))
+    end = "\n".join([*ends][::-1]).strip() if len(lines) > 1 else ""
+    if re.search(_SEPARATOR, end):  # which also fits rows with another separator
+        return None
+    if not end.strip("()[]{}<>\"'`;,.") or any(text.count(end) > 1 for text in prompts):
+        return None
+    return rf"\s*{re.escape(end)}\s*$"
 
 
 def _end_on_a_label(prompts: Sequence[str]) -> bool:
@@ -741,6 +774,38 @@ def _with_talks(
     messages = f"list_transform(regexp_extract_all({text}, '{header}', 1), lambda role, i: {said})"
     select = {"messages": f"CASE WHEN {begins} THEN {messages} END"}
     return [_reading("chat", {name: TALK}, select=select), replace(reading, is_sure=False)]
+
+
+def _with_headings(
+    reading: Reading, rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]
+) -> list[Reading]:
+    r"""Return a reading, or two if its text has a heading before its last part in every row.
+
+    Example:
+        >>> row = {"text": "### Instruction:\n1 + 1?\n\n### Response:\n2"}
+        >>> [list(each.reads.values()) for each in readings_of(Layout(1, [(0, row)]), {})]
+        [['prompt, and completion after the last heading'], ['text']]
+    """
+    name, texts = _plain_texts(reading, rows)
+    # Of the texts of file 828, the instructions were trained, too.
+    found = [_HEADING.findall(text) for text in texts]
+    counts = Counter(heading for each in found for heading in {*each})
+    least = (1 - _MAX_EMPTY) * len(texts)
+    shared = [heading for heading in max(found, key=len, default=[]) if counts[heading] >= least]
+    if not shared:
+        return [reading]
+    unsure = replace(reading, is_sure=False)
+    if sum(each.count(shared[-1]) > 1 for each in found) > len(texts) - least:
+        return [unsure]  # several turns: all but the first prompt would be trained
+    parts = rf"(?s)^\s*(.*?\n{shared[-1]}\s*)(.*?)\s*(?:{_EDGE})?\s*$"
+    # Other rows get an empty answer and are quarantined.
+    extracted = (f"regexp_extract({_sql(name)}, '{parts}', {number})" for number in (1, 2))
+    made = _reading(
+        "prompt_completion",
+        {name: HEADED},
+        select=dict(zip(("prompt", "completion"), extracted, strict=True)),
+    )
+    return [replace(made, template="completion"), unsure]
 
 
 def _with_context(reading: Reading, rows: Sequence[dict[str, Any]]) -> Reading:
@@ -1365,6 +1430,8 @@ _TALK = re.compile(rf"\s*((?i:{_WHO_ASKS})) ?:.*?\n\s*(\w[\w -]{{0,29}}?) ?:", r
 """Start of a conversation in one text: a question, and the name of the speaker who answers."""
 _TALK_LATER = re.compile(rf".+?\n(?={_TALK.pattern})", re.DOTALL)
 """Text before a conversation, such as the context of its question."""
+_HEADING = re.compile(r"\n(#+ ?\w[\w ]{0,29}:)")
+"""A heading such as `### Response:`, after other text."""
 _BOTH_NAMES = "the names of both speakers"
 UNNAMED = f"prompt, without {_BOTH_NAMES}"
 _SPOKEN = re.compile(
@@ -1587,6 +1654,18 @@ def is_metadata(name: str, held: Field) -> bool:
     """
     num_texts = held.kinds["text"]
     return bool(_words_of_label(name)) or 0 < 2 * len(held.values) <= num_texts
+
+
+def empty_answers(fields: Mapping[str, Field]) -> list[str]:
+    """Return the fields named like answers if all of them are empty in every row.
+
+    Example:
+        >>> empty_answers({"question": Field(Counter(text=2)), "answer": Field(Counter(nothing=2))})
+        ['answer']
+    """
+    answers = _called([*fields], _ANSWER)
+    is_empty = all(explanation(name, fields[name], 1) == "empty" for name in answers)
+    return answers if is_empty else []
 
 
 def explanation(name: str, held: Field, num_rows: int) -> str | None:

@@ -144,6 +144,10 @@ class Squad(RowFormat):
         names = self.names(keys, renamed)
         return "paragraphs" in names or {"question", "answers"} <= names.keys()
 
+    def holds(self, row: Row, names: Names) -> bool:
+        """Return False for answers that are not text, such as numbers of sentences."""
+        return isinstance(_first_answer(row.get(names.get("answers", ""))), str | None)
+
     def read(self, row: Row, names: Names, config: SourceConfig) -> list[Conversation]:
         """Read each question that has an answer."""
         if "paragraphs" in names:

@@ -114,19 +114,23 @@ def look_at_extra_fields(
 
 
 _MEDIA_FILE = re.compile(
-    r"\S+\.(jpe?g|png|gif|bmp|webp|tiff?|svg|mp3|wav|flac|ogg|m4a|opus|mp4|webm|mkv|mov|avi)",
+    r"(?:\S+|(?:[A-Z]:)?[/\\].+)\."
+    r"(jpe?g|png|gif|bmp|webp|tiff?|svg|mp3|wav|flac|ogg|m4a|opus|mp4|webm|mkv|mov|avi)",
     re.IGNORECASE,
 )
+"""A name without spaces, or an absolute path, which may have some."""
 _MEDIA_TEXT = ("data:image/", "data:audio/", "data:video/", "iVBORw0KGgo", "/9j/")
 _MEDIA_BYTES = (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"RIFF", b"ID3", b"OggS", b"fLaC", b"\x1aE")
 
 
 def is_media(value: object) -> bool:
-    """Return True for an image, audio or video: its bytes, its file name, or a list of these.
+    r"""Return True for an image, audio or video: its bytes, its file name, or a list of these.
 
     Example:
         >>> [is_media(value) for value in ("a/b.jpg", [{"bytes": None, "path": "x"}], "see b.jpg")]
         [True, True, False]
+        >>> is_media("/Users/Ann Smith/b.mp3"), is_media(r"D:\b 1.png")
+        (True, True)
     """
     if isinstance(value, str):
         is_file = len(value) < 2000 and _MEDIA_FILE.fullmatch(value) is not None
@@ -139,24 +143,33 @@ def is_media(value: object) -> bool:
 
 
 def drop_media_parts(rows: Rows) -> tuple[Rows, set[int]]:
-    """Remove content parts with media; return the rows, and the indices of those that had some."""
+    """Remove content parts with media; return the rows, and the indices of those that had some.
+
+    Of rows with a field of media, as LLaVA has them, also remove marks such as `<image>`.
+    """
     cleaned = list(map(_without_media, rows))
+    for index, row in enumerate(rows):
+        if isinstance(row, dict) and any(map(is_media, row.values())):
+            cleaned[index] = _without_media(cleaned[index], _MEDIA_MARKS)
     had_some = {index for index, row in enumerate(rows) if row != cleaned[index]}
     return (Rows(cleaned), had_some) if had_some else (rows, had_some)
 
 
-def _without_media(value: object) -> object:
+_MEDIA_MARKS = re.compile(r"<(?:image|audio|video)>\s*")
+
+
+def _without_media(value: object, marks: re.Pattern[str] = IMAGE_PATHS) -> object:
     """Remove content parts with media from a value; text that is JSON becomes a list if it had."""
     if isinstance(value, str) and value.lstrip()[:1] == "[" and '"type"' in value:
         parsed = value_of(value)
-        cleaned = _without_media(parsed)
+        cleaned = _without_media(parsed, marks)
         return value if cleaned == parsed else cleaned
     if isinstance(value, str):
-        return IMAGE_PATHS.sub("", value) if "</img>" in value else value
+        return marks.sub("", value) if "<" in value else value
     if isinstance(value, dict):
-        return {key: _without_media(item) for key, item in value.items()}
+        return {key: _without_media(item, marks) for key, item in value.items()}
     if isinstance(value, list):
-        return [_without_media(item) for item in value if not is_media_part(item)]
+        return [_without_media(item, marks) for item in value if not is_media_part(item)]
     return value
 
 

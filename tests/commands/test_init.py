@@ -142,7 +142,10 @@ def encoded(data: bytes, encoding: str) -> bytes:
 # name -> (file, its bytes, conversations if others than TALKS)
 # fmt: off
 RIGHT: dict[str, tuple[Any, ...]] = {
+    "lists of messages in one object": ("a.json", dumped({"all": chats("from", "value", "human",
+        "gpt")}, indent=1)),
     "alpaca in an array": ("data.json", dumped(named("instruction", "output", input=""))),
+    "alpaca with a history": ("a.jsonl", lines(named("instruction", "output", history=[]))),
     "query and answer": ("a.jsonl", lines(named("query", "answer"))),
     "ask and answer": ("a.jsonl", lines(named("ask", "answer", score=0.5))),
     "system, user, assistant": ("a.jsonl", lines(named("user", "assistant", system="Be brief."))),
@@ -248,6 +251,15 @@ def bad(talk: Talk) -> str:
 # fmt: off
 ASKED: dict[str, tuple[Callable[[int, Talk], dict[str, Any]], int, list[Talk]]] = {
     "two columns of any name": (lambda n, t: {"v1": t.question, "v2": t.answer}, 1, TALKS),
+    "an object as input": (lambda n, t: {"instruction": "Answer.", "input": {"n": n,
+        "ask": f"Go: {t[0]}"}, "output": t[1]}, 1, TALKS),
+    "a list of passages and text of no known use": (lambda n, t: {"question": "What is asked?",
+        "context": [f"He asked: {t[0]}", "Nobody knew it."], "response": t[1],
+        "chart": f"A chart of the numbers up to {n}"}, 1, TALKS),
+    "numbers of sentences as answers": (lambda n, t: {"question": "Where is it?", "context": t[0],
+        "answers": [n, n + 1]}, 1, [Talk(t[0], f"[{n},{n + 1}]") for n, t in enumerate(TALKS)]),
+    "the log of a model": (lambda n, t: {"prompt": t[0], "a/b": {"in": {"text": f"User: {t[0]}"},
+        "out": {"text": t[1], "stop": "end"}}}, 1, TALKS),
     "two questions": (lambda n, t: {"query": t[0], "original_question": f"Before that: {t[0]}",
         "response": t[1]}, 1, TALKS),
     "a class next to a completion": (lambda n, t: {"query": t[0], "completion": t[1],
@@ -317,6 +329,11 @@ ASKED: dict[str, tuple[Callable[[int, Talk], dict[str, Any]], int, list[Talk]]] 
         "completion": f" {t[1]} ###"}, 1, TALKS),
     "prompts that end with another separator": (lambda n, t: {"prompt": f"{t[0]}\n\n===\n\n",
         "completion": f" {t[1]}\n"}, 1, TALKS),
+    "prompts that end with a line of symbols": (lambda n, t: {
+        "prompt": f"{t[0]}\n\n(o_'o)\n~~~\n", "completion": f" {t[1]}"}, 1, TALKS),
+    "texts with a heading before the answer": (lambda n, t: {"text": f"<s>### Ask:\n{t[0]}\n\n"
+        f"### Reply:\n{t[1]}</s>"}, 1, [Talk(f"### Ask:\n{t[0]}\n\n### Reply:\n", t[1])
+        for t in TALKS]),
     "answers that end with a stop sequence": (lambda n, t: {"prompt": t[0],
         "completion": f" {t[1]} END"}, 1, TALKS),
     "answers that end with a separator": (lambda n, t: {"prompt": f"{t[0]}\nAda {n}:",
@@ -392,6 +409,10 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
     "rows of Python": ("a.jsonl", b"{'question': 'Why?'}\n", "no row of it can be read as jsonl"),
     "a table named like JSON": ("a.json", b"question\tanswer\nWhy?\tSo.\n",
         "--set file_format=FORMAT"),
+    "texts with JSON in a list": ("a.json", dumped([json.dumps(row) for row in named("q", "a")]),
+        "Write each as an object"),
+    "a comment before JSON": ("a.json", b"# one of them\n" + dumped(DIALOGS, indent=1),
+        "Remove the comment"),
     "an empty line": ("a.jsonl", b"\n", "(it is empty). Pass a file with rows"),
     "line breaks between rows as two characters": ("a.jsonl",
         lines(named("question", "answer")).replace(b"\n", b"\\n"), "is followed by \\n{"),
@@ -485,6 +506,13 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
     "questions in messages next to what judges their answers": ("a.jsonl", each(lambda t: {
         "messages": messages_of("user", f"Please tell me: {t[0]}"), "about": "It is good at sums.",
         "rubric": f"Is it {t[1]}? Then it is good."}), "Add a field with the answer"),
+    "empty answers to instructions with an object": ("a.jsonl", each(lambda t: {
+        "instruction": "Please write the sum", "input": {"sum": t[0]}, "output": None}),
+        "it has no answers: 'output' is empty in every row"),
+    "one empty row": ("a.jsonl", lines([{"source": "", "target": ""}]),
+        "it has no answers: 'target' is empty in every row"),
+    "one row of a log": ("a.jsonl", lines([{"event": "start", "time": 1.5, "gpus": [8, 9],
+        "host": "The first machine of the lab"}]), "it is not clear which fields hold"),
     "a system prompt and a question": ("a.jsonl", each(lambda t: {"messages": [*messages_of(
         "system", "Add."), *messages_of("user", t.question)]}), "Add a field with the answer"),
 }
@@ -613,6 +641,10 @@ def test_nothing_is_written_where_rows_can_be_read_in_several_ways(name, project
         (lambda n, t: {"heard": t.question, "mood": "ab"[n % 2]}, "format=classification"),
         (lambda n, t: {"text": f"<bos>{t.question}\n<eos>"}, "regexp_replace"),
         (
+            lambda n, t: {"text": f"## Ask: {t[0]}\n## Say: {t[1]}\n## Ask: Why?\n## Say: So."},
+            "Only one way to read these rows was found, and it may be wrong",
+        ),
+        (
             lambda n, t: {"prompt": f"### Ask:\n{t[0]}\n### Response:", "completion": t[1]},
             "template=completion",
         ),
@@ -677,6 +709,25 @@ def test_fields_of_rows_that_are_not_read_are_not_called_repeats(project):
 
     assert code == 7, said
     assert "said: text, in 4 rows; not read, in rows without the fields that are read" in said
+
+
+def test_paths_and_guesses_that_leave_out_most_texts_are_not_offered(project):
+    rows = [
+        {"clip": f"/home/ann b/{n}.mp3", "heard": t.answer, "title": f"The title of {t.question}"}
+        | {name: f"Here is {name} {n} of all" for name in ("poet", "land", "time")}
+        for n, t in enumerate(TALKS)
+    ]
+    Path("a.jsonl").write_bytes(lines(rows))
+
+    code, said = project.init("a.jsonl")
+
+    assert (code, "audio or video in 'clip'. Add --set media=drop_parts" in said) == (3, True), said
+    code, said = project.init("a.jsonl", "--set", "media=drop_parts")
+    assert (code, "name them with --set format" in " ".join(said.split())) == (3, True), said
+    fields = '{"question": "title", "answer": "heard"}'
+    named = ("--set", "format=question_answer", "--set", f"fields={fields}")
+    code, said = project.init("a.jsonl", "--set", "media=drop_parts", *named)
+    assert code == 0, said
 
 
 def test_rows_that_all_have_images_cannot_all_be_left_out(project):
@@ -911,6 +962,16 @@ def test_labels_that_name_no_speaker_stay(begin, project):
 
     assert code == 0, said
     check(project.prepare(), [Talk(t[0], f"Answer: {t[1]}") for t in TALKS])
+
+
+@pytest.mark.parametrize("end", ["\n}", "\n```"])
+def test_the_last_line_of_code_is_no_separator(end, project):
+    rows = [{"prompt": f"```{{\n{t[0]}{end}", "completion": t[1]} for t in TALKS]
+    Path("a.jsonl").write_bytes(lines(rows))
+
+    code, said = project.init("a.jsonl")
+
+    assert code == 0, said
 
 
 def test_text_that_a_chosen_format_does_not_read_is_named(project):

@@ -483,6 +483,18 @@ def test_images_in_the_form_of_qwen_vl_are_media(read_bytes):
     assert (parts.reasons, parts.notes) == ([], {"media_parts": 1})
 
 
+def test_marks_of_images_are_dropped_with_them(read_bytes):
+    talk = [{"role": "user", "content": "<image>\nWhy <b>?"}, {"role": "assistant", "content": "y"}]
+    paths = ["a.jpg", "/home/ann b/a.jpg", "/home is full of jpg"]
+    data = b"\n".join(orjson.dumps({"messages": talk, "photo": path}) for path in paths)
+
+    assert read_bytes(data).reasons == ["media", "media"]
+    parts = read_bytes(data, media="drop_parts")
+    asked = ["Why <b>?", "Why <b>?", "<image>\nWhy <b>?"]
+    assert [row[0] for row in parts.texts] == [("user", text) for text in asked]
+    assert parts.notes == {"media_parts": 2}
+
+
 def test_a_part_that_may_be_text_is_never_dropped_as_media(read_bytes):
     parts = [{"type": "text", "text": "Why?"}, {"type": "tool_result", "content": "So."}]
     row = {"messages": [{"role": "user", "content": parts}, {"role": "assistant", "content": "y"}]}

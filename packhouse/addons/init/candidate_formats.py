@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Any
 
 from packhouse.addons.init.file_survey import Field, Layout
@@ -20,7 +21,7 @@ from packhouse.read.conversation_formats import is_transcript
 from packhouse.read.json_parsing import parse_text
 from packhouse.read.row_formats import MESSAGE_FIELDS, row_format_of, row_formats
 from packhouse.read.single_turn_formats import TextFields
-from packhouse.read.unread_fields import UNSPACED
+from packhouse.read.unread_fields import UNSPACED, is_text
 from packhouse.system.wording import counted
 
 # `file 98` below is the file of that number in docs/decisions/2026-11-27-thirty-files.md: public
@@ -129,8 +130,9 @@ def _reading(
 UNMARKED = "question and answer, without [INST]"
 TEMPLATED = "messages, without the marks of a chat template"
 TALK = "messages, without the names of their speakers"
+HEADED = "prompt, and completion after the last heading"
 _TRAINED = {
-    *(UNMARKED, TEMPLATED, TALK),
+    *(UNMARKED, TEMPLATED, TALK, HEADED),
     *("answer", "completion", "output", "response", "chosen", "text", "messages", "conversations"),
     *("transcript", "label", "answers", "paragraphs", "input_ids"),
 }
@@ -193,7 +195,10 @@ def readings_of(layout: Layout, fields: Mapping[str, Field]) -> list[Reading]:
             different.append(each)
     # `_with_topics` comes first: it takes only readings without `select` and `where`, which the
     # others add.
-    varied = (_with_topics, _with_verdicts, _with_speakers, _with_talks, _with_ends, _with_splits)
+    varied = (
+        *(_with_topics, _with_verdicts, _with_speakers, _with_talks),
+        *(_with_headings, _with_ends, _with_splits),
+    )
     for vary in varied:
         different = [made for each in different for made in vary(each, rows, fields)]
     return sorted(different, key=lambda each: not each.is_sure)
@@ -251,6 +256,12 @@ def _natural(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Ite
                 beside["context"] = contexts[0]
             more = {part: each for part, each in beside.items() if each and part in known.optional}
         reads = {theirs: ours for ours, theirs in (names | more).items()}
+        # An object as the input of an instruction made each row of file 801 bad.
+        parts = names.values() if isinstance(known, TextFields) and "history" not in names else ()
+        if any(isinstance(row.get(each), dict | list) for row in rows for each in parts):
+            select = {ours: _as_text(each, rows) for each, ours in reads.items()}
+            yield _reading(name, reads, select=select)
+            continue
         rest = [each for each in rows[0] if each not in reads]
         # Of a text with annotations next to it, as in file 32, the annotations may be the answer.
         is_marked = name == "text" and any(
@@ -515,6 +526,9 @@ def _pair(
 
 def _plain(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Iterator[Reading]:
     """Yield readings of the only text of a row: about the other fields, or trained as a whole."""
+    # The values of one row tell nothing: of file 830, a log, each part was offered as the answer.
+    if len(rows) == 1 and not _called([*rows[0]], (*_PLAIN, *_QUESTION, *_ANSWER)):
+        return
     sentences = [n for n in _texts_of(rows[0], rows) if n not in fields or fields[n].num_texts]
     lists = [name for name in rows[0] if isinstance(rows[0][name], list)]
     listed = {word for name in lists for word in _words(name)}
@@ -634,9 +648,10 @@ def _with_speakers(
     # Such prompts are continued without a chat template, but became turns of a chat: `User:
     # ...\nNAME:` (file 68), `### Answer: ` (554), `<think>` that the answer closes (212), and
     # answers that end with `###` (317).
+    separator = _shared_end(texts) or _SEPARATOR
     num_begun = sum(
         _SPOKEN.match(text) is not None
-        or re.search(_SEPARATOR, text) is not None
+        or re.search(separator, text) is not None
         or re.search(_STOP, answer) is not None
         or ((tag := _OPEN.search(text)) is not None and f"</{tag[1]}>" in answer)
         for text, answer in zip(texts, answers, strict=True)
@@ -659,11 +674,12 @@ def _with_speakers(
         select["prompt"] = f"regexp_extract({_sql(prompt)}, '{one.pattern}', 1)"
     elif any(
         all(re.search(end, each) for each in part)
-        for end, part in ((_SEPARATOR, texts), (_STOP, answers))
+        for end, part in ((separator, texts), (_STOP, answers))
     ):
         what = "separators"
-        for ours, end in {"prompt": _SEPARATOR, "completion": _STOP}.items():
-            select[ours] = f"regexp_replace({select[ours]}, '{end}', '')"
+        for ours, end in {"prompt": separator, "completion": _STOP}.items():
+            quoted = end.replace("'", "''")
+            select[ours] = f"regexp_replace({select[ours]}, '{quoted}', '')"
     elif name and not any(f"\n{name}:" in text for text in texts + answers):  # one turn each
         what = _BOTH_NAMES
         for ours, begin in {"prompt": _ASKS, "completion": rf"^\s*{name} ?:\s*"}.items():
@@ -672,6 +688,29 @@ def _with_speakers(
         return made
     reads = {prompt: f"prompt, without {what}", answer: "completion"}
     return [_reading("prompt_completion", reads, select=select), *made]
+
+
+def _shared_end(prompts: Sequence[str]) -> str | None:
+    r"""Return a pattern for the lines without words that all prompts end with, or None.
+
+    Brackets and quotes alone end code, as does a line that a prompt contains more than once. File
+    835 has `( ͡° ͜ʖ ͡°)` there.
+
+    Example:
+        >>> _shared_end(["1 + 1?\n\n(*_*)\n", "2 + 2?\n\n(*_*)\n"])
+        '\\s*\\(\\*_\\*\\)\\s*$'
+        >>> _shared_end(["{\n11\n}", "{\n22\n}"]), _shared_end(["12\n+ 1", "12\n+ 2"])
+        (None, None)
+    """
+    lines = [text.rstrip().split("\n")[::-1] for text in {*prompts}]
+    shared = takewhile(lambda last: len({*last}) == 1, zip(*lines, strict=False))
+    ends = takewhile(lambda line: not re.search(r"\w\w", line), (last[0] for last in shared))
+    end = "\n".join([*ends][::-1]).strip() if len(lines) > 1 else ""
+    if re.search(_SEPARATOR, end):  # which also fits rows with another separator
+        return None
+    if not end.strip("()[]{}<>\"'`;,.") or any(text.count(end) > 1 for text in prompts):
+        return None
+    return rf"\s*{re.escape(end)}\s*$"
 
 
 def _end_on_a_label(prompts: Sequence[str]) -> bool:
@@ -735,6 +774,38 @@ def _with_talks(
     messages = f"list_transform(regexp_extract_all({text}, '{header}', 1), lambda role, i: {said})"
     select = {"messages": f"CASE WHEN {begins} THEN {messages} END"}
     return [_reading("chat", {name: TALK}, select=select), replace(reading, is_sure=False)]
+
+
+def _with_headings(
+    reading: Reading, rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]
+) -> list[Reading]:
+    r"""Return a reading, or two if its text has a heading before its last part in every row.
+
+    Example:
+        >>> row = {"text": "### Instruction:\n1 + 1?\n\n### Response:\n2"}
+        >>> [list(each.reads.values()) for each in readings_of(Layout(1, [(0, row)]), {})]
+        [['prompt, and completion after the last heading'], ['text']]
+    """
+    name, texts = _plain_texts(reading, rows)
+    # Of the texts of file 828, the instructions were trained, too.
+    found = [_HEADING.findall(text) for text in texts]
+    counts = Counter(heading for each in found for heading in {*each})
+    least = (1 - _MAX_EMPTY) * len(texts)
+    shared = [heading for heading in max(found, key=len, default=[]) if counts[heading] >= least]
+    if not shared:
+        return [reading]
+    unsure = replace(reading, is_sure=False)
+    if sum(each.count(shared[-1]) > 1 for each in found) > len(texts) - least:
+        return [unsure]  # several turns: all but the first prompt would be trained
+    parts = rf"(?s)^\s*(.*?\n{shared[-1]}\s*)(.*?)\s*(?:{_EDGE})?\s*$"
+    # Other rows get an empty answer and are quarantined.
+    extracted = (f"regexp_extract({_sql(name)}, '{parts}', {number})" for number in (1, 2))
+    made = _reading(
+        "prompt_completion",
+        {name: HEADED},
+        select=dict(zip(("prompt", "completion"), extracted, strict=True)),
+    )
+    return [replace(made, template="completion"), unsure]
 
 
 def _with_context(reading: Reading, rows: Sequence[dict[str, Any]]) -> Reading:
@@ -806,16 +877,26 @@ _CONTEXT_OF = {"alpaca": "input", "dolly": "context", "question_answer": "contex
 """Field for a question's context, by format."""
 
 
-def with_context(reading: Reading, name: str) -> Reading | None:
-    """Return a reading that also reads a field as the question's context, or None.
+def with_context(
+    reading: Reading, unread: Sequence[str], rows: Sequence[dict[str, Any]]
+) -> Reading | None:
+    """Return a reading that also reads an unread field as the question's context, or None.
+
+    Of several unread fields, only one that is named like a context can be it.
 
     Example:
         >>> reads = {"ask": "prompt", "output": "completion"}
         >>> fields = {"prompt": "ask", "completion": "output"}
         >>> plain = Reading(settings={"format": "prompt_completion", "fields": fields}, reads=reads)
-        >>> with_context(plain, "law").settings["fields"]
+        >>> with_context(plain, ["law"], [{"law": "No."}]).settings["fields"]
         {'question': 'ask', 'answer': 'output', 'context': 'law'}
+        >>> with_context(plain, ["law"], [{"law": ["No.", "Go."]}]).settings["select"]["context"]
+        'array_to_string("law", chr(10) || chr(10))'
     """
+    named = [name for name in unread if name.lower() in _CONTEXT] or unread
+    if len(named) != 1:
+        return None
+    (name,) = named
     row_format = reading.settings["format"]
     fields, reads = dict(reading.settings.get("fields", {})), dict(reading.reads)
     if "select" in reading.settings:
@@ -827,10 +908,14 @@ def with_context(reading: Reading, name: str) -> Reading | None:
     context = _CONTEXT_OF.get(row_format)
     if context is None or context in reads.values() or _rank(name, _ANSWER) is not None:
         return None
+    reads[name] = context
+    if (text := _as_text(name, rows)) != _sql(name):  # passages of file 787, in a list
+        select = {ours: _sql(theirs) for theirs, ours in reads.items()} | {context: text}
+        return _reading(row_format, reads, select=select)
     return replace(
         reading,
         settings={**reading.settings, "format": row_format, "fields": {**fields, context: name}},
-        reads={**reads, name: context},
+        reads=reads,
         is_sure=False,
     )
 
@@ -864,6 +949,21 @@ def _with_verdicts(
 
 def _sql(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
+
+
+def _as_text(name: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return SQL for a field as text: texts of a list joined, and other lists and objects as JSON.
+
+    Example:
+        >>> [_as_text("a", [{"a": value}]) for value in ("x", ["x", "y"], {"x": 1})]
+        ['"a"', 'array_to_string("a", chr(10) || chr(10))', 'json("a")']
+    """
+    values = [value for row in rows if isinstance(value := row.get(name), dict | list)]
+    if not values:
+        return _sql(name)
+    if all(type(value) is list and {*map(type, value)} <= {str} for value in values):
+        return f"array_to_string({_sql(name)}, chr(10) || chr(10))"
+    return f"json({_sql(name)})"
 
 
 _KEYS = {"chat": ("role", "content"), "sharegpt": ("from", "value")}
@@ -1117,6 +1217,7 @@ def _as_json(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
     names = [*texts, *objects]
     asking = _called(names, _QUESTION) or _called(texts, _PLAIN)
     answering = _called(names, _ANSWER)
+    contexts = [name for name in texts if name.lower() in _CONTEXT]
     # `type`, because `isinstance(True, int)` is true.
     numbers = [n for n in _called([*rows[0]], _ANSWER) if all(type(row[n]) is int for row in rows)]
     if len(names) == 1 and asking and numbers:  # such as classes by number
@@ -1127,7 +1228,11 @@ def _as_json(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
         asking = asking or _called(texts, _LIKELY_QUESTION)
     else:
         answering = objects
-        short = [n for n in texts if n not in asking and _rank(n, _SYSTEM) is None] + classes
+        short = [
+            name
+            for name in texts
+            if name not in asking and name not in contexts and _rank(name, _SYSTEM) is None
+        ] + classes
         # The short texts belong to the answer. With the entities of file 615 in the question, no
         # way was right.
         if len(asking) == 1 and len(objects) == 1 and short:
@@ -1146,7 +1251,48 @@ def _as_json(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
         read = {"question": asked, "answer": said}
         if system := _best([name for name in texts if name not in asked + said], _SYSTEM):
             read["system"] = [system]
-        yield _in_json(rows, read)
+        # Of file 790, the text that its questions are about was offered as part of the answers.
+        if len(about := [name for name in contexts if name not in asked + said]) == 1:
+            read["context"] = about
+        made = _in_json(rows, read)
+        if len(said) == 1 and (reply := _reply_in(rows, asked[0], said[0])):
+            reads = {**made.reads, said[0]: "answer: the reply in it"}
+            select = {**made.settings["select"], "answer": reply}
+            made = _reading("question_answer", reads, select=select)
+        yield made
+
+
+def _reply_in(rows: Sequence[dict[str, Any]], asks: str, says: str) -> str | None:
+    """Return SQL for the only other text of an object that repeats the question, such as a log.
+
+    Example:
+        >>> log = {"input": "Q: Can it rain all day?", "reply": {"text": "Yes, it can and did."}}
+        >>> _reply_in([{"ask": "Can it rain all day?", "log": log}], "ask", "log")
+        '"log"."reply"."text"'
+    """
+    # Of file 791, such objects were offered as the answers.
+    paths = [
+        {path: text for path, text in _texts_in(row[says], _sql(says)) if is_text(text)}
+        for row in rows
+    ]
+    asked = [str(row[asks]) for row in rows]
+    common = [path for path in paths[0] if sum(path in each for each in paths) * 2 > len(rows)]
+    repeats = [
+        path
+        for path in common
+        if all(ask in each.get(path, ask) for ask, each in zip(asked, paths, strict=True))
+    ]
+    rest = [path for path in common if path not in repeats]
+    return rest[0] if repeats and len(rest) == 1 else None
+
+
+def _texts_in(value: Any, path: str) -> Iterator[tuple[str, str]]:
+    """Yield the texts in nested objects, with the SQL for each."""
+    if isinstance(value, str):
+        yield path, value
+    elif isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _texts_in(inner, f"{path}.{_sql(name)}")
 
 
 def _in_json(rows: Sequence[dict[str, Any]], read: Mapping[str, list[str]]) -> Reading:
@@ -1284,6 +1430,8 @@ _TALK = re.compile(rf"\s*((?i:{_WHO_ASKS})) ?:.*?\n\s*(\w[\w -]{{0,29}}?) ?:", r
 """Start of a conversation in one text: a question, and the name of the speaker who answers."""
 _TALK_LATER = re.compile(rf".+?\n(?={_TALK.pattern})", re.DOTALL)
 """Text before a conversation, such as the context of its question."""
+_HEADING = re.compile(r"\n(#+ ?\w[\w ]{0,29}:)")
+"""A heading such as `### Response:`, after other text."""
 _BOTH_NAMES = "the names of both speakers"
 UNNAMED = f"prompt, without {_BOTH_NAMES}"
 _SPOKEN = re.compile(
@@ -1506,6 +1654,18 @@ def is_metadata(name: str, held: Field) -> bool:
     """
     num_texts = held.kinds["text"]
     return bool(_words_of_label(name)) or 0 < 2 * len(held.values) <= num_texts
+
+
+def empty_answers(fields: Mapping[str, Field]) -> list[str]:
+    """Return the fields named like answers if all of them are empty in every row.
+
+    Example:
+        >>> empty_answers({"question": Field(Counter(text=2)), "answer": Field(Counter(nothing=2))})
+        ['answer']
+    """
+    answers = _called([*fields], _ANSWER)
+    is_empty = all(explanation(name, fields[name], 1) == "empty" for name in answers)
+    return answers if is_empty else []
 
 
 def explanation(name: str, held: Field, num_rows: int) -> str | None:

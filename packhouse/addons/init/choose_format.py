@@ -24,6 +24,7 @@ from packhouse.addons.init.candidate_formats import (
     UNMARKED,
     UNNAMED,
     Reading,
+    empty_answers,
     explanation,
     is_metadata,
     is_reasoning,
@@ -36,7 +37,7 @@ from packhouse.addons.init.file_survey import Layout, Survey, as_line, refusal
 from packhouse.errors import PackhouseError
 from packhouse.read import read_shard, scan_source
 from packhouse.read.row_formats import row_formats
-from packhouse.read.unread_fields import MIN_SHARE
+from packhouse.read.unread_fields import MIN_SHARE, is_media
 from packhouse.recipe import Recipe, SourceConfig, ValidateConfig
 from packhouse.records.ledger import RenderCounts
 from packhouse.records.reasons import QUARANTINE_REASONS
@@ -173,8 +174,13 @@ class Candidate:
 
     @property
     def is_usable(self) -> bool:
-        """True if more than half of the rows become conversations."""
-        return self.trial.num_good * 2 > self.trial.num_rows - self.trial.num_dropped
+        """True if more than half of the rows become conversations, without most of their text.
+
+        A guess that leaves out more fields of text than it reads was never right (files 491, 818).
+        """
+        is_guess = not self.reading.is_sure and len(self.trial.unread) > len(self.reading.reads)
+        num_kept = self.trial.num_rows - self.trial.num_dropped
+        return self.trial.num_good * 2 > num_kept and not is_guess
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,6 +255,10 @@ def propose(
     if num_chosen > _RARE * survey.num_rows:  # the user's choice has to read the other rows, too
         settings = joined.settings if joined is not None else {}
         fitting = [each for each in undecided if each.reading.settings == settings]
+    # Of file 831, whose answers are empty, a part of the prompts was offered as the answer.
+    has_sure = any(each.reading.is_sure for each in fitting)
+    if not has_sure and fitting and (empty := empty_answers(survey.fields)):
+        raise refusal(survey.file, _no_answers(empty))
     if fitting:
         return replace(proposal, candidates=fitting[:_MAX_CANDIDATES])
     if not chosen and not undecided:
@@ -293,7 +303,8 @@ def _candidates(
     located |= {"media": given["media"]} if "media" in given else {}
     ignored, can_be_ignored = given.get("ignored_fields", ()), explained(survey)
     names = {*layout.rows[0]} if isinstance(layout.rows[0], dict) else set()
-    has_media = any(survey.fields[name].has_media for name in names.difference(ignored))
+    with_media = {n for n in names.difference(ignored) if survey.fields[n].has_media}
+    files = {n for n in with_media if all(is_media(row[n]) for row in layout.rows)}
     readings = readings_of(layout, survey.fields)
     for reading in readings:
         row_format = reading.settings["format"]
@@ -305,7 +316,9 @@ def _candidates(
         if marks or reading.reads.keys() & set(ignored):
             continue
         # Rows that `select` makes show no images: of file 726, questions about them were offered.
-        if has_media and "media" not in given and "select" in reading.settings:
+        if with_media and "media" not in given and "select" in reading.settings:
+            continue
+        if files & reading.reads.keys():  # their paths are no text (file 818)
             continue
         others = [name for name in can_be_ignored if name not in reading.reads]
         settings = {**located, **reading.settings, "ignored_fields": [*ignored, *others]}
@@ -322,7 +335,7 @@ def _candidates(
         if is_new or not candidate.is_usable:
             found.append(candidate)
         unread = [name for name in candidate.trial.unread if not is_reasoning(name)]
-        if len(unread) == 1 and (more := with_context(reading, unread[0])) is not None:
+        if (more := with_context(reading, unread, layout.rows)) is not None:
             # The loop goes over `readings`, so the longer reading is tried, too.
             readings.append(more)
     return sorted(found, key=lambda each: (len(each.trial.unread), not each.reading.is_sure))
@@ -394,6 +407,11 @@ def _unknown(
             "each row is a single message. Write one row per conversation with all its "
             'messages: {"messages": [{"role": "user", "content": "..."}, ...]}'
         )
+    if not isinstance(row, dict | list):
+        return (
+            "its rows are values without field names. Write each as an object: "
+            '{"question": "...", "answer": "..."} or {"text": "..."}'
+        )
     names = row if isinstance(row, dict) else {}
     if survey.num_rows == 1 and names and all(isinstance(each, dict) for each in names.values()):
         inside = [value for each in names.values() for value in each.values()]
@@ -457,6 +475,8 @@ def _unknown(
                 f"the text in '{name}' contains {what}, which packhouse cannot parse. "
                 "Write rows with messages ([{role, content}])."
             )
+    if empty := empty_answers(survey.fields):
+        return _no_answers(empty)
     others = [name for name in names if not is_metadata(name, survey.fields[name])] or [*names]
     is_text = len(others) == 1 and isinstance(row[others[0]], str)
     if is_text or questions_in(layout.rows):
@@ -472,9 +492,18 @@ def _unknown(
     )
 
 
+def _no_answers(empty: Sequence[str]) -> str:
+    named = f"{' and '.join(map(repr, empty))} {'is' if len(empty) == 1 else 'are'}"
+    return (
+        f"it has no answers: {named} empty in every row. Add the answers. If another field has "
+        "them, name it with --set format=question_answer --set "
+        'fields=\'{"question": "FIELD", "answer": "FIELD"}\''
+    )
+
+
 def _kinds_of(row: object) -> str:
     if not isinstance(row, dict):
-        return "a list" if isinstance(row, list) else "a bare value"
+        return "a list"
     kinds = {str: "text", dict: "an object", list: "a list", bool: "true or false"}
     shown = [
         f"{name[:40]!r} ({kinds.get(type(value), 'nothing' if value is None else 'a number')})"

@@ -233,7 +233,7 @@ def survey(file: SourceFile, given: Mapping[str, Any]) -> Survey:
         if INVALID_ESCAPE in why:
             then = "Remove or double the backslash of such escapes."
             raise refusal(file, f"no row of it is JSON ({why}). {then}")
-        if (fault := _fault_after_an_object(file)) is not None:
+        if (fault := _fault_at_the_start(file)) is not None:
             raise refusal(file, fault)
         raise refusal(
             file,
@@ -243,10 +243,13 @@ def survey(file: SourceFile, given: Mapping[str, Any]) -> Survey:
     return found
 
 
-def _fault_after_an_object(file: SourceFile) -> str | None:
-    """Return what is wrong with a file that starts with an object; None if it starts otherwise."""
+def _fault_at_the_start(file: SourceFile) -> str | None:
+    """Return what is wrong with a file that starts with an object or a comment, or None."""
     head = next(iter(FileStream(file.uri, _compression_of(file))), b"")
     text = head.removeprefix(BOM).decode(errors="replace").lstrip()
+    # Of file 783, only that its first line is not JSON was said, with advice that did not help.
+    if re.match(r"(?:(?:#|//).*\n\s*)+[\[{]", text):
+        return "it begins with a comment, which JSON does not allow. Remove the comment."
     # `strict=False` accepts raw line breaks and orjson does not, which tells the two faults apart.
     with suppress(ValueError):
         first, end = json.JSONDecoder(strict=False).raw_decode(text)
@@ -373,14 +376,15 @@ _LINE_PER_OBJECT = re.compile(rb"\{.*\}[ \t\r]*\n\s*\{")
 def _field_with_rows(head: bytes) -> str | None:
     """Return the path of the field that contains the list of rows, or None.
 
-    The file is a single object, and the list contains objects.
+    The file is a single object, and the list contains objects or lists of messages.
     """
     text = head.removeprefix(BOM).lstrip()
     if _LINE_PER_OBJECT.match(text):
         return None
     # Each try reads the text from its start, so only the first 50 are made.
-    for found in islice(re.finditer(rb'"\s*:\s*\[\s*\{', text), 50):
-        if path := path_of_list(text[: found.end() - 1].rstrip()):
+    # A list of messages may be a row, as in file 783.
+    for found in islice(re.finditer(rb'"\s*:\s*(\[)\s*\[?\s*\{', text), 50):
+        if path := path_of_list(text[: found.end(1)]):
             return ".".join(path)
     return None
 

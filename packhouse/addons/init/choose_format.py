@@ -468,7 +468,8 @@ def _unknown(
                 )
             return (
                 f"{layout.num_rows:,} of {counted(survey.num_rows, 'row')} contain a list of "
-                f"texts in {name!r}. Write one row per text, with its answer or label."
+                f"texts in {name!r}. Write one row per text, with its answer or label; of a "
+                "conversation, one row with messages ([{role, content}])."
             )
         if what := marks_in(layout.rows, [name]):
             return (

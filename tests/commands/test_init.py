@@ -256,6 +256,8 @@ ASKED: dict[str, tuple[Callable[[int, Talk], dict[str, Any]], int, list[Talk]]] 
     "a list of passages and text of no known use": (lambda n, t: {"question": "What is asked?",
         "context": [f"He asked: {t[0]}", "Nobody knew it."], "response": t[1],
         "chart": f"A chart of the numbers up to {n}"}, 1, TALKS),
+    "passages next to their sources": (lambda n, t: {"question": "What is asked?", "contexts":
+        f"He asked: {t[0]}", "answer": t[1], "sources": [f"The book of {n} pages"]}, 1, TALKS),
     "numbers of sentences as answers": (lambda n, t: {"question": "Where is it?", "context": t[0],
         "answers": [n, n + 1]}, 1, [Talk(t[0], f"[{n},{n + 1}]") for n, t in enumerate(TALKS)]),
     "the log of a model": (lambda n, t: {"prompt": t[0], "a/b": {"in": {"text": f"User: {t[0]}"},
@@ -312,6 +314,9 @@ ASKED: dict[str, tuple[Callable[[int, Talk], dict[str, Any]], int, list[Talk]]] 
         "response": f"{t[1]}</think>"}, 1, [Talk(t[0], f"{t[1]}</think>") for t in TALKS]),
     "a conversation written by a template": (lambda n, t: {"text":
         f"<|im_start|>user\n{t[0]}<|im_end|>\n<|im_start|>assistant\n{t[1]}<|im_end|>"}, 1, TALKS),
+    "a conversation written by a template, next to several texts": (lambda n, t: {"text":
+        f"<|im_start|>user\n{t[0]}<|im_end|>\n<|im_start|>assistant\n{t[1]}<|im_end|>",
+        **{name: f"Here is the {name} of number {n}" for name in ("proof", "hint")}}, 1, TALKS),
     "a prompt written by a template": (lambda n, t: {"prompt":
         f"<|system|>\nAdd.\n<|user|>\n{t[0]}\n<|assistant|>\n", "chosen": t[1]}, 1, TALKS),
     "a prompt written by a template, with tags": (lambda n, t: {"prompt":

@@ -114,6 +114,11 @@ class Reading:
         return {name for name, ours in self.reads.items() if ours in _TRAINED - prompts}
 
     @property
+    def removes_marks(self) -> bool:
+        """True if it reads turns from texts and leaves out the marks or names of their speakers."""
+        return not {UNMARKED, UNNAMED, TEMPLATED, TALK}.isdisjoint(self.reads.values())
+
+    @property
     def prompt(self) -> str | None:
         """Name of the field with the prompt."""
         by_role = {ours: name for name, ours in self.reads.items()}
@@ -906,7 +911,8 @@ def with_context(
 ) -> Reading | None:
     """Return a reading that also reads an unread field as the question's context, or None.
 
-    Of several unread fields, only one that is named like a context can be it.
+    Of several unread fields, it is the only one named like a context, or the only one not named
+    like a source, category or other metadata, such as `contexts` next to `sources` (file 897).
 
     Example:
         >>> reads = {"ask": "prompt", "output": "completion"}
@@ -917,7 +923,8 @@ def with_context(
         >>> with_context(plain, ["law"], [{"law": ["No.", "Go."]}]).settings["select"]["context"]
         'array_to_string("law", chr(10) || chr(10))'
     """
-    named = [name for name in unread if name.lower() in _CONTEXT] or unread
+    named = [name for name in unread if name.lower() in _CONTEXT]
+    named = named or [name for name in unread if not _words_of_label(name)] or [*unread]
     if len(named) != 1:
         return None
     (name,) = named

@@ -268,6 +268,8 @@ ASKED: dict[str, tuple[Callable[[int, Talk], dict[str, Any]], int, list[Talk]]] 
     "a list of passages, or an empty one": (lambda n, t: {"question": "Why?" if n % 4 else t[0],
         "context": [f"He asked: {t[0]}", "Nobody knew it."] if n % 4 else [], "response": t[1]}, 1,
         TALKS),
+    "passages next to their sources": (lambda n, t: {"question": "What is asked?", "contexts":
+        f"He asked: {t[0]}", "answer": t[1], "sources": [f"The book of {n} pages"]}, 1, TALKS),
     "numbers of sentences as answers": (lambda n, t: {"question": "Where is it?", "context": t[0],
         "answers": [n, n + 1]}, 1, [Talk(t[0], f"[{n},{n + 1}]") for n, t in enumerate(TALKS)]),
     "the log of a model": (lambda n, t: {"prompt": t[0], "a/b": {"in": {"text": f"User: {t[0]}"},
@@ -324,6 +326,9 @@ ASKED: dict[str, tuple[Callable[[int, Talk], dict[str, Any]], int, list[Talk]]] 
         "response": f"{t[1]}</think>"}, 1, [Talk(t[0], f"{t[1]}</think>") for t in TALKS]),
     "a conversation written by a template": (lambda n, t: {"text":
         f"<|im_start|>user\n{t[0]}<|im_end|>\n<|im_start|>assistant\n{t[1]}<|im_end|>"}, 1, TALKS),
+    "a conversation written by a template, next to several texts": (lambda n, t: {"text":
+        f"<|im_start|>user\n{t[0]}<|im_end|>\n<|im_start|>assistant\n{t[1]}<|im_end|>",
+        **{name: f"Here is the {name} of number {n}" for name in ("proof", "hint")}}, 1, TALKS),
     "a prompt written by a template": (lambda n, t: {"prompt":
         f"<|system|>\nAdd.\n<|user|>\n{t[0]}\n<|assistant|>\n", "chosen": t[1]}, 1, TALKS),
     "a prompt written by a template, with tags": (lambda n, t: {"prompt":
@@ -360,6 +365,15 @@ ASKED: dict[str, tuple[Callable[[int, Talk], dict[str, Any]], int, list[Talk]]] 
     "two objects": (lambda n, t: {"id": n, "ours": {"ask": t[0], "n": n}, "theirs": {"say": t[1]}},
         1, [Talk(f'{{"ask":"{t[0]}","n":{n}}}', f'{{"say":"{t[1]}"}}') for n,
         t in enumerate(TALKS)]),
+    "three objects, next to a path and metadata": (lambda n, t: {"label_path": f"/ada/all/{n}.json",
+        "state": {"ask": t[0]}, "view": {"n": n}, "advice": {"say": t[1]}, "metadata": {"n": n}},
+        1, [Talk(f'{{"ask":"{t[0]}"}}', f'{{"view":{{"n":{n}}},"advice":{{"say":"{t[1]}"}}}}')
+        for n, t in enumerate(TALKS)]),
+    "the state of a game, what a player says, and the move": (lambda n, t: {"hand": [n],
+        "said": t[1], "move": "ab"[n % 2]}, 3, [Talk(f"[{n}]",
+        f'{{"said":"{t[1]}","move":"{"ab"[n % 2]}"}}') for n, t in enumerate(TALKS)]),
+    "a subject and a text": (lambda n, t: {"subject": t[0], "body": t[1], "tone": "ab"[n % 2]}, 1,
+        TALKS),
     "prompts that name their speakers": (lambda n, t: {"prompt": f"User: {t[0]}\nAda:",
         "completion": t[1]}, 1, TALKS),
     "prompts and answers that begin with names": (lambda n, t: {"prompt": f"Client: {t[0]}",
@@ -450,6 +464,8 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
         "names its 4 columns, such as column1;column2;question;answer"),
     "quotes after spaces": ("a.csv", b'q,a\n' + b'Why?, "So, that is why."\n' * 9,
         "remove the spaces before quotes"),
+    "quotes after spaces, in the place of another column": ("a.csv",
+        b'q,a,b\n' + b'Why?, "So, that is why."\n' * 9, "remove the spaces before quotes"),
     "quotes after spaces, without commas": ("a.csv", b'q,a\n' + b'Why?, "That is why."\n' * 9,
         "remove the spaces before quotes"),
     "what a template wrote": ("a.jsonl",
@@ -490,6 +506,8 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
     "texts of an intent and their answer": ("a.jsonl", each(lambda t: {"tag": "sum",
         "patterns": [t[0], f"Please: {t[0]}"], "response": f"Here is the answer to it: {t[1]}"}),
         "contain a list of texts in 'patterns'. Write one row per text"),
+    "turns in two lists": ("a.jsonl", each(lambda t: {"client": [t[0], "Thanks!"],
+        "shop": [t[1]]}), "of a conversation, one row with messages"),
     "words next to a short text": ("a.jsonl", each(lambda t: {"words": t.question.split(),
         "spans": [[0, 1, "a"]], "topic": "sums of two"}), "a list of words in 'words'"),
     "queries and passages": ("a.jsonl", each(lambda t: {"query": t[0], "positive": t[1],
@@ -640,6 +658,16 @@ def test_nothing_is_written_where_rows_can_be_read_in_several_ways(name, project
         assert sorted(t.answer for t in found) == sorted(t.answer for t in expected)
     else:
         check(found, expected)
+
+
+def test_a_context_that_is_the_same_tag_in_all_rows_is_ignored(project):
+    rows = [{"raw_words": t[0], "clean_words": t[1], "context": "sums"} for t in TALKS]
+    Path("a.jsonl").write_bytes(lines(rows))
+
+    _, said = project.init("a.jsonl")
+
+    assert "context: text; ignored" in said
+    assert "raw_words (prompt), clean_words (completion)" in said
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ _ID_WORDS = frozenset("id ids uuid hash index".split())
 _LABEL_WORDS = _ID_WORDS | frozenset(
     "source sources origin url link date time type kind category categories "
     "topic subject domain tag tags lang language license licence model dataset split subset author "
-    "difficulty level score len length count num name file path".split()
+    "difficulty level score len length count num name file path metadata".split()
 )
 """Words in names of ids, sources, categories and other metadata."""
 _ORIGIN_WORDS = _LABEL_WORDS - frozenset(
@@ -105,7 +105,7 @@ class Reading:
     is_sure: bool = True
     """False if only the order of the fields or a likely name suggests the roles."""
     is_guess: bool = False
-    """True if it is not sure and no variant of a sure reading."""
+    """True if it is not sure, no variant of a sure reading, and does not remove marks."""
     template: str = ""
     """Template of the recipe, unless it is the usual one."""
 
@@ -114,6 +114,11 @@ class Reading:
         """Names of the fields that are trained."""
         prompts = {"text"} if self.settings["format"] == "classification" else set()
         return {name for name, ours in self.reads.items() if ours in _TRAINED - prompts}
+
+    @property
+    def removes_marks(self) -> bool:
+        """True if it reads turns from texts and leaves out the marks or names of their speakers."""
+        return not {UNMARKED, UNNAMED, TEMPLATED, TALK}.isdisjoint(self.reads.values())
 
     @property
     def prompt(self) -> str | None:
@@ -204,7 +209,7 @@ def readings_of(layout: Layout, fields: Mapping[str, Field]) -> list[Reading]:
     different = [replace(each, is_guess=not each.is_sure) for each in different]
     for vary in varied:
         different = [
-            replace(made, is_guess=each.is_guess)
+            replace(made, is_guess=each.is_guess and not made.removes_marks)
             for each in different
             for made in vary(each, rows, fields)
         ]
@@ -434,6 +439,8 @@ def _pairs(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Itera
         # If `text1` and `text2` come with a score (file 78), neither is an answer to the other.
         stems = Counter(re.sub(r"[\W_]*\d$", "", name) for name in texts)
         texts = [name for name in texts if stems[re.sub(r"[\W_]*\d$", "", name)] == 1]
+    # File 841 has the same tag as context in every row.
+    texts = [name for name in texts if name.lower() not in _CONTEXT or not _is_tag(name, fields)]
     # Ids, labels and system prompts neither ask nor answer. A rejected answer does not ask: one of
     # the five ways for file 289 asked with it.
     free = [
@@ -505,6 +512,12 @@ def _has_text(name: str, fields: Mapping[str, Field]) -> bool:
     )
 
 
+def _is_tag(name: str, fields: Mapping[str, Field]) -> bool:
+    """Return True if a field has the same value in several rows, and no text."""
+    held = fields.get(name, Field())
+    return held.kinds["text"] > 1 == len(held.values) and not _has_text(name, fields)
+
+
 def _pair(
     question: str, answer: str, texts: Sequence[str], rows: Sequence[Any], *, is_sure: bool
 ) -> Iterator[Reading]:
@@ -538,7 +551,8 @@ def _plain(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Itera
     is_one = len(rows) == 1 and len(parts) > 1
     if is_one and not _called([*rows[0]], (*_PLAIN, *_QUESTION, *_ANSWER)):
         return
-    sentences = [n for n in _texts_of(rows[0], rows) if n not in fields or fields[n].num_texts]
+    texts = [n for n in _texts_of(rows[0], rows) if not _ORIGIN_WORDS & {*_words(n)}]
+    sentences = [name for name in texts if name not in fields or fields[name].num_texts]
     lists = [name for name in rows[0] if isinstance(rows[0][name], list)]
     listed = {word for name in lists for word in _words(name)}
     # Examples of an intent were shown as turns of a chat (file 81).
@@ -549,12 +563,27 @@ def _plain(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Itera
     if len(sentences) == 1 and any(isinstance(rows[0][name], dict | list) for name in others):
         yield _in_json(rows, {"question": sentences, "answer": others})
         yield _in_json(rows, {"question": others, "answer": sentences})
+        # Of file 863, the action after the message was offered as part of the question.
+        rest = [*takewhile(lambda name: name != sentences[0], rows[0])]
+        before, after = ([n for n in others if (n in rest) == is_in] for is_in in (True, False))
+        if before and after:
+            yield _in_json(rows, {"question": before, "answer": [*sentences, *after]})
     # Question and answer may both be objects (file 302), which cannot be named as fields.
-    objects = [name for name in others if all(isinstance(row[name], dict) for row in rows)]
-    if not sentences and len(objects) == 2:
-        for asks, says in (objects, objects[::-1]):
-            yield _in_json(rows, {"question": [asks], "answer": [says]})
-    texts = [name for name in _texts_of(rows[0], rows) if _has_text(name, fields)]
+    objects = [
+        name
+        for name in others
+        if all(isinstance(row[name], dict) for row in rows) and not _words_of_label(name)
+    ]
+    if not sentences:
+        for n in range(1, len(objects)):
+            yield _in_json(rows, {"question": objects[:n], "answer": objects[n:]})
+        if len(objects) == 2:
+            yield _in_json(rows, {"question": objects[1:], "answer": objects[:1]})
+    texts = [name for name in texts if _has_text(name, fields)]
+    # `_pairs` leaves out topics. Of e-mails with subjects (file 843), either may be the answer.
+    if len(texts) == 2 and any(map(_words_of_label, texts)):
+        for question, answer in (texts, texts[::-1]):
+            yield from _pair(question, answer, texts, rows, is_sure=False)
     if len(texts) == 1 and texts[0] != "text":
         is_named = texts[0].lower() in _PLAIN
         has_lists = any(isinstance(value, list | dict) and value for value in rows[0].values())
@@ -909,7 +938,8 @@ def with_context(
 ) -> Reading | None:
     """Return a reading that also reads an unread field as the question's context, or None.
 
-    Of several unread fields, only one that is named like a context can be it.
+    Of several unread fields, it is the only one named like a context, or the only one not named
+    like a source, category or other metadata, such as `contexts` next to `sources` (file 897).
 
     Example:
         >>> reads = {"ask": "prompt", "output": "completion"}
@@ -920,7 +950,8 @@ def with_context(
         >>> with_context(plain, ["law"], [{"law": ["No.", "Go."]}]).settings["select"]["context"]
         'array_to_string("law", chr(10) || chr(10))'
     """
-    named = [name for name in unread if name.lower() in _CONTEXT] or unread
+    named = [name for name in unread if name.lower() in _CONTEXT]
+    named = named or [name for name in unread if not _words_of_label(name)] or [*unread]
     if len(named) != 1:
         return None
     (name,) = named
@@ -1264,7 +1295,7 @@ def _as_json(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
         # way was right.
         if len(asking) == 1 and len(objects) == 1 and short:
             pairs.append((asking, [name for name in rows[0] if name in (*short, *objects)]))
-        labels = [n for n in rows[0] if _CLASSES & {*_words(n)} and type(rows[0][n]) in (str, int)]
+        labels = [n for n in rows[0] if _is_class(n, "target") and type(rows[0][n]) in (str, int)]
         labels.sort(key=lambda name: type(rows[0][name]) is int)  # names before numbers
         if labels and len(names) > 1:
             pairs.append(([name for name in rows[0] if name in names], labels[:1]))
@@ -1637,12 +1668,13 @@ def _texts_of(names: Iterable[str], rows: Sequence[Any]) -> list[str]:
     ]
 
 
-def _is_class(name: str) -> bool:
-    """Return True for names like `label` and `label_str`, but not for `target`.
+def _is_class(name: str, *more: str) -> bool:
+    """Return True for names like `label` and `label_str`, but not for `label_path` and `target`.
 
-    A target can be a translation.
+    A target can be a translation. In file 856, the paths of labels were offered as answers.
     """
-    return bool((_CLASSES - {"target"}) & {*_words(name)})
+    words = {*_words(name)}
+    return not words & {"path", "file"} and bool(words & ((_CLASSES - {"target"}) | {*more}))
 
 
 def _words_of_label(name: str) -> set[str]:

@@ -19,10 +19,6 @@ import pyarrow.compute as pc
 
 from packhouse.addons.init.candidate_formats import (
     SPEAKER_MARKS,
-    TALK,
-    TEMPLATED,
-    UNMARKED,
-    UNNAMED,
     Reading,
     empty_answers,
     explanation,
@@ -178,6 +174,7 @@ class Candidate:
         """True if more than half of the rows become conversations, without most of their text.
 
         A guess that leaves out more fields of text than it reads was never right (files 491, 818).
+        A whole conversation in one field is no guess: that of file 892 leaves out three fields.
         """
         is_guess = self.reading.is_guess and len(self.trial.unread) > len(self.reading.reads)
         num_kept = self.trial.num_rows - self.trial.num_dropped
@@ -337,8 +334,7 @@ def _candidates(
     readings = readings_of(layout, survey.fields)
     for reading in readings:
         row_format = reading.settings["format"]
-        unmarked = {UNMARKED, UNNAMED, TEMPLATED, TALK} & {*reading.reads.values()}
-        is_parsed = row_format == "transcript" or unmarked
+        is_parsed = row_format == "transcript" or reading.removes_marks
         marks = None if is_parsed else marks_in(layout.rows, list(reading.reads))
         if row_format == "preference" and marks == SPEAKER_MARKS:  # it reads transcripts
             marks = None
@@ -497,7 +493,8 @@ def _unknown(
                 )
             return (
                 f"{layout.num_rows:,} of {counted(survey.num_rows, 'row')} contain a list of "
-                f"texts in {name!r}. Write one row per text, with its answer or label."
+                f"texts in {name!r}. Write one row per text, with its answer or label; of a "
+                "conversation, one row with messages ([{role, content}])."
             )
         if what := marks_in(layout.rows, [name]):
             return (

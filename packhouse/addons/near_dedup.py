@@ -1,4 +1,4 @@
-"""Find pairs of near-duplicate conversations, which share most of their shingles.
+"""Compute fingerprints of conversations, and find pairs that share most of their shingles.
 
 Uses locality-sensitive hashing: each MinHash is cut into bands, and rows with an equal band are
 candidates. Bands and candidates are those of datasketch's `MinHashLSH` (a test compares them).

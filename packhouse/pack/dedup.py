@@ -123,7 +123,8 @@ def run_hashes(numbers: Hashes, starts: Int64s, length: int) -> Hashes:
 
 
 VERSION = 1
-"""Part of cache keys. Raise it when fingerprints or decisions for the same rows change."""
+"""Part of cache keys. Raise it when decisions or fingerprints for the same rows change; those of
+near duplicates are in `packhouse.addons.near_dedup`."""
 
 _NUMBERS = pa.list_(pa.field("item", pa.uint32(), nullable=False))
 
@@ -153,10 +154,11 @@ def near_libraries(config: DedupConfig) -> dict[str, str]:
     """Return the versions of libraries that find near duplicates; empty if that is off.
 
     Raises:
-        ConfigError: datasketch is needed but not installed.
+        ConfigError: datasketch or the add-on is needed but not installed.
     """
     if config.near == "ignore":
         return {}
+    function_of_addon("near_fingerprints")  # fails now rather than after work was done
     import_extra("datasketch", "dedup", "dedup.near")
     return library_versions(("datasketch",))
 

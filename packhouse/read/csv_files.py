@@ -29,8 +29,11 @@ in `1\\n2\\n...`."""
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")
 _QUOTE, _NEWLINE, _RETURN = b'"\n\r'
-_SPACED = re.compile(r' +"(?:[^"]|"")*"')
-"""A value with spaces before its quote; its quotes would become part of it."""
+_SPACED = re.compile(r' +"(?:[^"]|"")*"?')
+"""A value with spaces before its quote, whole or up to a comma in it.
+
+Its quotes would become part of it.
+"""
 _REMOVE = "; remove the spaces before quotes, because a quoted value begins with its quote"
 csv.field_size_limit(2**29)  # by default, Python refuses fields over 131,072 characters
 

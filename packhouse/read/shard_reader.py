@@ -41,6 +41,7 @@ from packhouse.read.unread_fields import (
     UnreadText,
     UnreadTexts,
     bounded,
+    drop_media_marks,
     drop_media_parts,
     find_extra_fields,
     look_at_extra_fields,
@@ -257,10 +258,15 @@ class _Reader:
                 else failure
                 for failure in records.failures
             ]
+        has_marks = has_media = set[int]()
+        if config.media == "drop_parts":
+            records.rows, places = drop_media_marks(records.rows, config.ignored_fields)
+            has_marks = {int(records.numbers[place]) for place in places}
         dropped = self._reshape(records) if config.is_reshaped else []
-        has_media: set[int] = set()
         if config.media == "drop_parts":
             records.rows, has_media = drop_media_parts(records.rows)
+            numbers = records.numbers.tolist()
+            has_media |= {index for index, number in enumerate(numbers) if number in has_marks}
         # Leave the rows that can have a conversation: of the file's format, without media, with
         # valid options.
         row_format = shard.row_format

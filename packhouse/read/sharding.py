@@ -112,8 +112,8 @@ class SourceShard:
         left_out = ["uri", "pin", "file_sha256", "file_size", "num_rows", "compression", "encoding"]
         left_out += [name for name in ("columns", "table") if known[name] is None]  # older keys
         identity = {name: value for name, value in known.items() if name not in left_out}
-        # The parser keeps to the count of the scan. Only the last shard of a JSON array has none,
-        # so a broken array that ends there may be split in another way.
+        # The last shard of a JSON array is not counted, so if the array is broken, its rows may be
+        # split in another way there than in a shard that is.
         if self.file_format == "json" and self.num_rows:
             identity["is_counted"] = True
         return identity

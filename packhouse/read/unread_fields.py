@@ -9,7 +9,7 @@ Only rows with such fields are examined, and only fields with text are compared 
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -113,12 +113,15 @@ def look_at_extra_fields(
     return counts, media
 
 
+_WORD_OF_PATH = r"[\w(][\w.()-]*"
 _MEDIA_FILE = re.compile(
-    r"(?:\S+|(?:[A-Z]:)?[/\\].+)\."
-    r"(jpe?g|png|gif|bmp|webp|tiff?|svg|mp3|wav|flac|ogg|m4a|opus|mp4|webm|mkv|mov|avi)",
+    rf"(?:\S+|(?:[A-Z]:\\|/)(?:{_WORD_OF_PATH}(?: {_WORD_OF_PATH}){{0,5}}[/\\]){{2,}}"
+    rf"{_WORD_OF_PATH}(?: {_WORD_OF_PATH}){{0,5}})"
+    r"\.(jpe?g|png|gif|bmp|webp|tiff?|svg|mp3|wav|flac|ogg|m4a|opus|mp4|webm|mkv|mov|avi)",
     re.IGNORECASE,
 )
-"""A name without spaces, or an absolute path, which may have some."""
+"""A name without spaces, or an absolute path with two folders, which may have a few spaces. A
+command such as `/usr/bin/ffmpeg -i 3.mov out.mp4` is text."""
 _MEDIA_TEXT = ("data:image/", "data:audio/", "data:video/", "iVBORw0KGgo", "/9j/")
 _MEDIA_BYTES = (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"RIFF", b"ID3", b"OggS", b"fLaC", b"\x1aE")
 
@@ -129,8 +132,8 @@ def is_media(value: object) -> bool:
     Example:
         >>> [is_media(value) for value in ("a/b.jpg", [{"bytes": None, "path": "x"}], "see b.jpg")]
         [True, True, False]
-        >>> is_media("/Users/Ann Smith/b.mp3"), is_media(r"D:\b 1.png")
-        (True, True)
+        >>> is_media("/Users/Ann Smith/b.mp3"), is_media("/usr/bin/ffmpeg -i 3.mov out.mp4")
+        (True, False)
     """
     if isinstance(value, str):
         is_file = len(value) < 2000 and _MEDIA_FILE.fullmatch(value) is not None
@@ -143,33 +146,65 @@ def is_media(value: object) -> bool:
 
 
 def drop_media_parts(rows: Rows) -> tuple[Rows, set[int]]:
-    """Remove content parts with media; return the rows, and the indices of those that had some.
-
-    Of rows with a field of media, as LLaVA has them, also remove marks such as `<image>`.
-    """
+    """Remove content parts with media; return the rows, and the indices of those that had some."""
     cleaned = list(map(_without_media, rows))
-    for index, row in enumerate(rows):
-        if isinstance(row, dict) and any(map(is_media, row.values())):
-            cleaned[index] = _without_media(cleaned[index], _MEDIA_MARKS)
     had_some = {index for index, row in enumerate(rows) if row != cleaned[index]}
+    for index in had_some:
+        cleaned[index] = _without_marks(cleaned[index])
     return (Rows(cleaned), had_some) if had_some else (rows, had_some)
 
 
-_MEDIA_MARKS = re.compile(r"<(?:image|audio|video)>\s*")
+def drop_media_marks(rows: Rows, ignored: Collection[str]) -> tuple[Rows, set[int]]:
+    """Remove marks such as `<image>` from rows with a field of media, as LLaVA has them.
+
+    Args:
+        rows: rows before `select`, which may leave out the field.
+        ignored: fields that do not count.
+
+    Returns:
+        The rows, and the indices of those that had marks.
+    """
+    had_some = dict[int, object]()
+    for index, row in enumerate(rows):
+        if isinstance(row, dict) and any(is_media(row[n]) for n in row if n not in ignored):
+            cleaned = _without_marks(row)
+            if cleaned != row:
+                had_some[index] = cleaned
+    if not had_some:
+        return rows, set()
+    return Rows(had_some.get(index, row) for index, row in enumerate(rows)), set(had_some)
 
 
-def _without_media(value: object, marks: re.Pattern[str] = IMAGE_PATHS) -> object:
+_MARK = r"<(?:image|audio|video)>"
+# In the middle of a text, and with a closing tag, it is HTML.
+_MARKS = re.compile(rf"\A\s*(?:{_MARK}\s*)+|(?:\s*{_MARK})+\s*\Z")
+_CLOSING = re.compile("</(?:audio|video)>")
+
+
+def _without_marks(value: object) -> object:
+    """Remove the marks at the start and the end of each text in a value."""
+    if isinstance(value, str):
+        has_any = "<" in value and not _CLOSING.search(value)
+        return _MARKS.sub("", value) if has_any else value
+    if isinstance(value, dict):
+        return {key: _without_marks(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_without_marks(item) for item in value]
+    return value
+
+
+def _without_media(value: object) -> object:
     """Remove content parts with media from a value; text that is JSON becomes a list if it had."""
     if isinstance(value, str) and value.lstrip()[:1] == "[" and '"type"' in value:
         parsed = value_of(value)
-        cleaned = _without_media(parsed, marks)
+        cleaned = _without_media(parsed)
         return value if cleaned == parsed else cleaned
     if isinstance(value, str):
-        return marks.sub("", value) if "<" in value else value
+        return IMAGE_PATHS.sub("", value) if "</img>" in value else value
     if isinstance(value, dict):
-        return {key: _without_media(item, marks) for key, item in value.items()}
+        return {key: _without_media(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_without_media(item, marks) for item in value if not is_media_part(item)]
+        return [_without_media(item) for item in value if not is_media_part(item)]
     return value
 
 

@@ -690,7 +690,7 @@ class SourceConfig(Section):
     media: Literal["quarantine", "drop_rows", "drop_parts"] = "quarantine"
     """How to handle rows that contain images, audio, video or files. `quarantine` the rows,
     `drop_rows` and count them, or `drop_parts`: read the rows without these parts and count the
-    parts. Next to a field of media, it also removes marks such as `<image>`."""
+    parts. It also removes marks such as `<image>` at the start or end of the texts of such rows."""
 
     label_names: list[str] | None = None
     """For classification: text of label 0, 1, ... Generative templates train this text."""

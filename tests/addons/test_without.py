@@ -23,6 +23,7 @@ ADDONS = sorted(
 NEEDED = {
     "gcs_azure": {"publish": {"store": "gs://bucket/store"}},
     "message_trees": {"sources": [{"path": "rows.jsonl", "format": "oasst_flat"}]},
+    "near_dedup": {"dedup": {"near": "drop"}},
     "where_select": {"sources": [{"path": "rows.jsonl", "where": "output <> '2'"}]},
     "tokenized_rows": {"sources": [{"path": "rows.jsonl", "format": "tokenized"}]},
 }

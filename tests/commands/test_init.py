@@ -243,6 +243,13 @@ def messages_of(role: str, text: str) -> list[dict[str, str]]:
     return [{"role": role, "content": text}]
 
 
+def notes(n: int) -> dict[str, str]:
+    return {name: f"Here is {name} {n} of all" for name in ("remark", "poem", "tale")}
+
+
+HALVES = ("train", "test")
+
+
 def bad(talk: Talk) -> str:
     return f"I am not at all sure about {talk.question}"
 
@@ -256,6 +263,13 @@ ASKED: dict[str, tuple[Callable[[int, Talk], dict[str, Any]], int, list[Talk]]] 
     "a list of passages and text of no known use": (lambda n, t: {"question": "What is asked?",
         "context": [f"He asked: {t[0]}", "Nobody knew it."], "response": t[1],
         "chart": f"A chart of the numbers up to {n}"}, 1, TALKS),
+    "an object as input, or null": (lambda n, t: {"instruction": "Answer." if n % 4 else t[0],
+        "input": {"n": n, "ask": f"Go: {t[0]}"} if n % 4 else None, "output": t[1]}, 1, TALKS),
+    "a list of passages, or an empty one": (lambda n, t: {"question": "Why?" if n % 4 else t[0],
+        "context": [f"He asked: {t[0]}", "Nobody knew it."] if n % 4 else [], "response": t[1]}, 1,
+        TALKS),
+    "passages next to their sources": (lambda n, t: {"question": "What is asked?", "contexts":
+        f"He asked: {t[0]}", "answer": t[1], "sources": [f"The book of {n} pages"]}, 1, TALKS),
     "numbers of sentences as answers": (lambda n, t: {"question": "Where is it?", "context": t[0],
         "answers": [n, n + 1]}, 1, [Talk(t[0], f"[{n},{n + 1}]") for n, t in enumerate(TALKS)]),
     "the log of a model": (lambda n, t: {"prompt": t[0], "a/b": {"in": {"text": f"User: {t[0]}"},
@@ -312,6 +326,9 @@ ASKED: dict[str, tuple[Callable[[int, Talk], dict[str, Any]], int, list[Talk]]] 
         "response": f"{t[1]}</think>"}, 1, [Talk(t[0], f"{t[1]}</think>") for t in TALKS]),
     "a conversation written by a template": (lambda n, t: {"text":
         f"<|im_start|>user\n{t[0]}<|im_end|>\n<|im_start|>assistant\n{t[1]}<|im_end|>"}, 1, TALKS),
+    "a conversation written by a template, next to several texts": (lambda n, t: {"text":
+        f"<|im_start|>user\n{t[0]}<|im_end|>\n<|im_start|>assistant\n{t[1]}<|im_end|>",
+        **{name: f"Here is the {name} of number {n}" for name in ("proof", "hint")}}, 1, TALKS),
     "a prompt written by a template": (lambda n, t: {"prompt":
         f"<|system|>\nAdd.\n<|user|>\n{t[0]}\n<|assistant|>\n", "chosen": t[1]}, 1, TALKS),
     "a prompt written by a template, with tags": (lambda n, t: {"prompt":
@@ -348,6 +365,15 @@ ASKED: dict[str, tuple[Callable[[int, Talk], dict[str, Any]], int, list[Talk]]] 
     "two objects": (lambda n, t: {"id": n, "ours": {"ask": t[0], "n": n}, "theirs": {"say": t[1]}},
         1, [Talk(f'{{"ask":"{t[0]}","n":{n}}}', f'{{"say":"{t[1]}"}}') for n,
         t in enumerate(TALKS)]),
+    "three objects, next to a path and metadata": (lambda n, t: {"label_path": f"/ada/all/{n}.json",
+        "state": {"ask": t[0]}, "view": {"n": n}, "advice": {"say": t[1]}, "metadata": {"n": n}},
+        1, [Talk(f'{{"ask":"{t[0]}"}}', f'{{"view":{{"n":{n}}},"advice":{{"say":"{t[1]}"}}}}')
+        for n, t in enumerate(TALKS)]),
+    "the state of a game, what a player says, and the move": (lambda n, t: {"hand": [n],
+        "said": t[1], "move": "ab"[n % 2]}, 3, [Talk(f"[{n}]",
+        f'{{"said":"{t[1]}","move":"{"ab"[n % 2]}"}}') for n, t in enumerate(TALKS)]),
+    "a subject and a text": (lambda n, t: {"subject": t[0], "body": t[1], "tone": "ab"[n % 2]}, 1,
+        TALKS),
     "prompts that name their speakers": (lambda n, t: {"prompt": f"User: {t[0]}\nAda:",
         "completion": t[1]}, 1, TALKS),
     "prompts and answers that begin with names": (lambda n, t: {"prompt": f"Client: {t[0]}",
@@ -413,6 +439,10 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
         "Write each as an object"),
     "a comment before JSON": ("a.json", b"# one of them\n" + dumped(DIALOGS, indent=1),
         "Remove the comment"),
+    "a comment between asterisks before JSON": ("a.json", b"/* one ** of */ " + dumped(DIALOGS,
+        indent=1), "Remove the comment"),
+    "a heading and a link": ("a.jsonl", b"# Title of it\n[link](a) is text\n",
+        "no row of it can be read as jsonl"),
     "an empty line": ("a.jsonl", b"\n", "(it is empty). Pass a file with rows"),
     "line breaks between rows as two characters": ("a.jsonl",
         lines(named("question", "answer")).replace(b"\n", b"\\n"), "is followed by \\n{"),
@@ -434,6 +464,8 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
         "names its 4 columns, such as column1;column2;question;answer"),
     "quotes after spaces": ("a.csv", b'q,a\n' + b'Why?, "So, that is why."\n' * 9,
         "remove the spaces before quotes"),
+    "quotes after spaces, in the place of another column": ("a.csv",
+        b'q,a,b\n' + b'Why?, "So, that is why."\n' * 9, "remove the spaces before quotes"),
     "quotes after spaces, without commas": ("a.csv", b'q,a\n' + b'Why?, "That is why."\n' * 9,
         "remove the spaces before quotes"),
     "what a template wrote": ("a.jsonl",
@@ -474,6 +506,8 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
     "texts of an intent and their answer": ("a.jsonl", each(lambda t: {"tag": "sum",
         "patterns": [t[0], f"Please: {t[0]}"], "response": f"Here is the answer to it: {t[1]}"}),
         "contain a list of texts in 'patterns'. Write one row per text"),
+    "turns in two lists": ("a.jsonl", each(lambda t: {"client": [t[0], "Thanks!"],
+        "shop": [t[1]]}), "of a conversation, one row with messages"),
     "words next to a short text": ("a.jsonl", each(lambda t: {"words": t.question.split(),
         "spans": [[0, 1, "a"]], "topic": "sums of two"}), "a list of words in 'words'"),
     "queries and passages": ("a.jsonl", each(lambda t: {"query": t[0], "positive": t[1],
@@ -626,6 +660,16 @@ def test_nothing_is_written_where_rows_can_be_read_in_several_ways(name, project
         check(found, expected)
 
 
+def test_a_context_that_is_the_same_tag_in_all_rows_is_ignored(project):
+    rows = [{"raw_words": t[0], "clean_words": t[1], "context": "sums"} for t in TALKS]
+    Path("a.jsonl").write_bytes(lines(rows))
+
+    _, said = project.init("a.jsonl")
+
+    assert "context: text; ignored" in said
+    assert "raw_words (prompt), clean_words (completion)" in said
+
+
 @pytest.mark.parametrize(
     ("row", "command"),
     [
@@ -678,6 +722,30 @@ def test_nothing_is_written_where_rows_can_be_read_in_several_ways(name, project
             "page (context)",
         ),
         (lambda n, t: {"tokens": [n, 7, 8], "mask": [0, 1, 1], "kind": "a"}, "format=tokenized"),
+        (
+            lambda n, t: {"prompt": f"{t[0]}\n\n###\n\n", "completion": f" {t[1]} END", **notes(n)},
+            "prompt, without separators",
+        ),
+        (
+            lambda n, t: {"question": t[0], "answer": t[1], "split": HALVES[n % 2], **notes(n)},
+            "2 ways",
+        ),
+        (
+            lambda n, t: {"query": t[0], "summary": t[1], "target": None, "why": f"Note {n} on it"},
+            "summary (",
+        ),
+        (
+            lambda n, t: {"messages": chats_of(t), "answer": None, "split": HALVES[n % 2]},
+            "2 ways",
+        ),
+        (
+            lambda n, t: {"text": f"{t[0]}\n\n# Ingredients:\nsalt\n\n# Steps:\n{t[1]}"},
+            "1. text (text)\n",
+        ),
+        (
+            lambda n, t: {"text": f"Hi.\n### Bot:\n{t[1]}" + "\n### User:\nThanks." * (n % 4 == 0)},
+            "Only one way to read these rows was found, and it may be wrong",
+        ),
     ],
 )
 def test_ambiguous_rows_are_not_trained_without_a_choice(row, command, project):
@@ -964,8 +1032,44 @@ def test_labels_that_name_no_speaker_stay(begin, project):
     check(project.prepare(), [Talk(t[0], f"Answer: {t[1]}") for t in TALKS])
 
 
-@pytest.mark.parametrize("end", ["\n}", "\n```"])
-def test_the_last_line_of_code_is_no_separator(end, project):
+@pytest.mark.parametrize(
+    ("more", "answer"),
+    [("\n### User:\nThanks.", None), ("\n### User:\nThanks.\n### Bot:\nAh.", "Ah.")],
+)
+def test_the_last_heading_of_a_row_begins_its_answer(more, answer, project):
+    prompts = [f"Add.\n### User:\n{t[0]}\n### Bot:\n" for t in TALKS]
+    parts = [[prompt, t.answer] for prompt, t in zip(prompts, TALKS, strict=True)]
+    texts = ["".join(part) for part in parts]
+    texts[5] += more
+    Path("a.jsonl").write_bytes(lines([{"text": f"<s>{text}\n\n### End:</s>"} for text in texts]))
+
+    code, said = project.init("a.jsonl")
+
+    assert code == 7, said
+    code, said = project.choose(said)
+    assert code == 0, said
+    recipe = load_recipe("recipe.yaml")
+    (shard,) = scan_source(recipe.sources[0])
+    rows = read_shard(shard, recipe.sources[0], recipe.validate_, "prompt")
+    parts[5:6] = [[texts[5].removesuffix(answer), answer]] if answer else []
+    found = [[each["content"] for each in row] for row in rows.validated["messages"].to_pylist()]
+    assert found == parts
+    assert rows.quarantined["row"].to_pylist() == ([] if answer else [5])
+
+
+def test_the_only_text_of_one_row_may_be_trained(project):
+    Path("a.jsonl").write_bytes(lines([{"lyrics": "A long song about the rain.", "year": 1970}]))
+
+    code, said = project.init("a.jsonl")
+
+    assert (code, "1. lyrics (text)" in said) == (7, True), said
+
+
+@pytest.mark.parametrize(
+    "end",
+    ["\n}", "\n```", "\n1\n2\n3\n4\n5", "\nA\nB\nC\nD", "\n=", "\n:)", "\n答", "\n???"],
+)
+def test_code_choices_and_punctuation_at_the_end_are_no_separator(end, project):
     rows = [{"prompt": f"```{{\n{t[0]}{end}", "completion": t[1]} for t in TALKS]
     Path("a.jsonl").write_bytes(lines(rows))
 

@@ -19,6 +19,7 @@ import pytest
 
 from packhouse.errors import SourceError, TransientError
 from packhouse.read import compression, read_shard, scan_source
+from packhouse.read.unread_fields import is_media
 from packhouse.recipe import SourceConfig, ValidateConfig
 from packhouse.records.reasons import TurnOrder
 from tests.sources.conftest import parquet
@@ -493,6 +494,40 @@ def test_marks_of_images_are_dropped_with_them(read_bytes):
     asked = ["Why <b>?", "Why <b>?", "<image>\nWhy <b>?"]
     assert [row[0] for row in parts.texts] == [("user", text) for text in asked]
     assert parts.notes == {"media_parts": 2}
+    # `select` may leave out the field that shows what the marks are.
+    select = {"messages": "messages"}
+    assert read_bytes(data, media="drop_parts", select=select).texts == parts.texts
+    part = [
+        {"type": "image_url", "image_url": {"url": "a.jpg"}},
+        {"type": "text", "text": asked[2]},
+    ]
+    row = {"messages": [{"role": "user", "content": part}, talk[1]]}
+    read = read_bytes(orjson.dumps(row), media="drop_parts")
+    assert read.texts[0][0] == ("user", asked[0])
+
+
+@pytest.mark.parametrize(
+    "text", ["Use <video>\n<source src='a.mp4'></video>", "Is <image> a tag?", "<video>x</video>"]
+)
+def test_tags_in_a_text_are_no_marks_of_images(read_bytes, text):
+    row = {"instruction": "How?", "output": text, "image": "a.png"}
+
+    read = read_bytes(orjson.dumps(row), media="drop_parts", format="alpaca")
+    assert read.texts[0][1] == ("assistant", text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "/usr/bin/ffmpeg -i 3.mov out.mp4",
+        "/home is where 3 is and what is in c.jpg",
+        "/imagine a cat on a mat, like the one in cat.png",
+        r"\includegraphics[width=3cm] draws the file 3.png",
+        "/a/b or /c/d or e/f or, as they say, g.jpg",
+    ],
+)
+def test_commands_with_names_of_images_are_text(text):
+    assert not is_media(text)
 
 
 def test_a_part_that_may_be_text_is_never_dropped_as_media(read_bytes):

@@ -27,8 +27,9 @@ from packhouse.cli import cache_option, json_option, number_option
 from packhouse.cli.token_display import tokenizer_of, trained_ranges
 from packhouse.errors import ConfigError, PackhouseError
 from packhouse.read import SourceShard, raw_rows, scan_source
+from packhouse.read.sharding import ANY_SIZE
 from packhouse.read.source_files import source_name
-from packhouse.recipe import Recipe, ValidateConfig
+from packhouse.recipe import Recipe
 from packhouse.recipe.recipe_file import load_recipe
 from packhouse.records.table_schemas import read_table
 from packhouse.run.step_cache import Workspace, load_last_run
@@ -229,7 +230,6 @@ def _of_row(opened: OpenVersion, file: str, row: int) -> Rows:
 
 _TEXT = 400
 """Number of characters printed of a text; --json prints all of it."""
-_ANY_SIZE = ValidateConfig(max_row_bytes=2**31)
 
 
 @click.command()
@@ -374,7 +374,7 @@ def _add_raw(
         of_file = wanted.get(shard.file, {})
         inside = [n for n in of_file if shard.row_start <= n < shard.row_start + num_rows]
         try:
-            for number, (raw, _) in raw_rows(shard, _ANY_SIZE, inside).items():
+            for number, (raw, _) in raw_rows(shard, ANY_SIZE, inside).items():
                 for row in of_file.pop(number):
                     row["raw"] = raw.decode("utf-8", "replace")
         except PackhouseError as error:  # omit the advice, which applies only to runs

@@ -60,7 +60,7 @@ _ID_WORDS = frozenset("id ids uuid hash index".split())
 _LABEL_WORDS = _ID_WORDS | frozenset(
     "source sources origin url link date time type kind category categories "
     "topic subject domain tag tags lang language license licence model dataset split subset author "
-    "difficulty level score len length count num name file path".split()
+    "difficulty level score len length count num name file path metadata".split()
 )
 """Words in names of ids, sources, categories and other metadata."""
 _ORIGIN_WORDS = _LABEL_WORDS - frozenset(
@@ -104,6 +104,8 @@ class Reading:
     """Role of each field that is read, by the field's name in the file."""
     is_sure: bool = True
     """False if only the order of the fields or a likely name suggests the roles."""
+    is_guess: bool = False
+    """True if it is not sure, no variant of a sure reading, and does not remove marks."""
     template: str = ""
     """Template of the recipe, unless it is the usual one."""
 
@@ -112,6 +114,11 @@ class Reading:
         """Names of the fields that are trained."""
         prompts = {"text"} if self.settings["format"] == "classification" else set()
         return {name for name, ours in self.reads.items() if ours in _TRAINED - prompts}
+
+    @property
+    def removes_marks(self) -> bool:
+        """True if it reads turns from texts and leaves out the marks or names of their speakers."""
+        return not {UNMARKED, UNNAMED, TEMPLATED, TALK}.isdisjoint(self.reads.values())
 
     @property
     def prompt(self) -> str | None:
@@ -199,8 +206,13 @@ def readings_of(layout: Layout, fields: Mapping[str, Field]) -> list[Reading]:
         *(_with_topics, _with_verdicts, _with_speakers, _with_talks),
         *(_with_headings, _with_ends, _with_splits),
     )
+    different = [replace(each, is_guess=not each.is_sure) for each in different]
     for vary in varied:
-        different = [made for each in different for made in vary(each, rows, fields)]
+        different = [
+            replace(made, is_guess=each.is_guess and not made.removes_marks)
+            for each in different
+            for made in vary(each, rows, fields)
+        ]
     return sorted(different, key=lambda each: not each.is_sure)
 
 
@@ -427,6 +439,8 @@ def _pairs(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Itera
         # If `text1` and `text2` come with a score (file 78), neither is an answer to the other.
         stems = Counter(re.sub(r"[\W_]*\d$", "", name) for name in texts)
         texts = [name for name in texts if stems[re.sub(r"[\W_]*\d$", "", name)] == 1]
+    # File 841 has the same tag as context in every row.
+    texts = [name for name in texts if name.lower() not in _CONTEXT or not _is_tag(name, fields)]
     # Ids, labels and system prompts neither ask nor answer. A rejected answer does not ask: one of
     # the five ways for file 289 asked with it.
     free = [
@@ -498,6 +512,12 @@ def _has_text(name: str, fields: Mapping[str, Field]) -> bool:
     )
 
 
+def _is_tag(name: str, fields: Mapping[str, Field]) -> bool:
+    """Return True if a field has the same value in several rows, and no text."""
+    held = fields.get(name, Field())
+    return held.kinds["text"] > 1 == len(held.values) and not _has_text(name, fields)
+
+
 def _pair(
     question: str, answer: str, texts: Sequence[str], rows: Sequence[Any], *, is_sure: bool
 ) -> Iterator[Reading]:
@@ -527,9 +547,12 @@ def _pair(
 def _plain(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Iterator[Reading]:
     """Yield readings of the only text of a row: about the other fields, or trained as a whole."""
     # The values of one row tell nothing: of file 830, a log, each part was offered as the answer.
-    if len(rows) == 1 and not _called([*rows[0]], (*_PLAIN, *_QUESTION, *_ANSWER)):
+    parts = [name for name, value in rows[0].items() if isinstance(value, str | list | dict)]
+    is_one = len(rows) == 1 and len(parts) > 1
+    if is_one and not _called([*rows[0]], (*_PLAIN, *_QUESTION, *_ANSWER)):
         return
-    sentences = [n for n in _texts_of(rows[0], rows) if n not in fields or fields[n].num_texts]
+    texts = [n for n in _texts_of(rows[0], rows) if not _ORIGIN_WORDS & {*_words(n)}]
+    sentences = [name for name in texts if name not in fields or fields[name].num_texts]
     lists = [name for name in rows[0] if isinstance(rows[0][name], list)]
     listed = {word for name in lists for word in _words(name)}
     # Examples of an intent were shown as turns of a chat (file 81).
@@ -540,12 +563,27 @@ def _plain(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Itera
     if len(sentences) == 1 and any(isinstance(rows[0][name], dict | list) for name in others):
         yield _in_json(rows, {"question": sentences, "answer": others})
         yield _in_json(rows, {"question": others, "answer": sentences})
+        # Of file 863, the action after the message was offered as part of the question.
+        rest = [*takewhile(lambda name: name != sentences[0], rows[0])]
+        before, after = ([n for n in others if (n in rest) == is_in] for is_in in (True, False))
+        if before and after:
+            yield _in_json(rows, {"question": before, "answer": [*sentences, *after]})
     # Question and answer may both be objects (file 302), which cannot be named as fields.
-    objects = [name for name in others if all(isinstance(row[name], dict) for row in rows)]
-    if not sentences and len(objects) == 2:
-        for asks, says in (objects, objects[::-1]):
-            yield _in_json(rows, {"question": [asks], "answer": [says]})
-    texts = [name for name in _texts_of(rows[0], rows) if _has_text(name, fields)]
+    objects = [
+        name
+        for name in others
+        if all(isinstance(row[name], dict) for row in rows) and not _words_of_label(name)
+    ]
+    if not sentences:
+        for n in range(1, len(objects)):
+            yield _in_json(rows, {"question": objects[:n], "answer": objects[n:]})
+        if len(objects) == 2:
+            yield _in_json(rows, {"question": objects[1:], "answer": objects[:1]})
+    texts = [name for name in texts if _has_text(name, fields)]
+    # `_pairs` leaves out topics. Of e-mails with subjects (file 843), either may be the answer.
+    if len(texts) == 2 and any(map(_words_of_label, texts)):
+        for question, answer in (texts, texts[::-1]):
+            yield from _pair(question, answer, texts, rows, is_sure=False)
     if len(texts) == 1 and texts[0] != "text":
         is_named = texts[0].lower() in _PLAIN
         has_lists = any(isinstance(value, list | dict) and value for value in rows[0].values())
@@ -690,27 +728,39 @@ def _with_speakers(
     return [_reading("prompt_completion", reads, select=select), *made]
 
 
+_PUNCTUATION = "()[]{}<>\"'`;,.:?!=+-/\\"
+
+
 def _shared_end(prompts: Sequence[str]) -> str | None:
     r"""Return a pattern for the lines without words that all prompts end with, or None.
 
-    Brackets and quotes alone end code, as does a line that a prompt contains more than once. File
-    835 has `( ͡° ͜ʖ ͡°)` there.
+    Punctuation alone ends sentences and code, as does a line that a prompt contains more than once.
+    File 835 has `( ͡° ͜ʖ ͡°)` there.
 
     Example:
-        >>> _shared_end(["1 + 1?\n\n(*_*)\n", "2 + 2?\n\n(*_*)\n"])
-        '\\s*\\(\\*_\\*\\)\\s*$'
-        >>> _shared_end(["{\n11\n}", "{\n22\n}"]), _shared_end(["12\n+ 1", "12\n+ 2"])
+        >>> _shared_end(["1 + 1?\n\n(*_*)\n***", "2 + 2?\n\n(*_*)\n***"])
+        '\\s*\\(\\*_\\*\\)\\s+\\*\\*\\*\\s*$'
+        >>> _shared_end(["{\n11\n}", "{\n22\n}"]), _shared_end(["1?\n1\n2\n3", "2?\n1\n2\n3"])
         (None, None)
     """
     lines = [text.rstrip().split("\n")[::-1] for text in {*prompts}]
     shared = takewhile(lambda last: len({*last}) == 1, zip(*lines, strict=False))
-    ends = takewhile(lambda line: not re.search(r"\w\w", line), (last[0] for last in shared))
+    ends = takewhile(_is_symbols, (last[0] for last in shared))
     end = "\n".join([*ends][::-1]).strip() if len(lines) > 1 else ""
     if re.search(_SEPARATOR, end):  # which also fits rows with another separator
         return None
-    if not end.strip("()[]{}<>\"'`;,.") or any(text.count(end) > 1 for text in prompts):
+    parts = [re.escape(part) for part in end.split()]
+    symbols = "".join(end.split())
+    is_short = len(symbols) < 3 or not symbols.strip(_PUNCTUATION)
+    if is_short or any(text.count(end) > 1 for text in prompts):
         return None
-    return rf"\s*{re.escape(end)}\s*$"
+    return r"\s*" + r"\s+".join(parts) + r"\s*$"
+
+
+def _is_symbols(line: str) -> bool:
+    """Return True for a line without words, numbers and letters of choices, such as `A:`."""
+    has_words = re.search(r"\w\w|\d", line) or line.lower() != line.upper()
+    return not has_words and not re.fullmatch(r"\W{0,3}[^\W_]\W{0,3}", line)
 
 
 def _end_on_a_label(prompts: Sequence[str]) -> bool:
@@ -779,7 +829,7 @@ def _with_talks(
 def _with_headings(
     reading: Reading, rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]
 ) -> list[Reading]:
-    r"""Return a reading, or two if its text has a heading before its last part in every row.
+    r"""Return a reading, or two if its text has the same heading before its last part in most rows.
 
     Example:
         >>> row = {"text": "### Instruction:\n1 + 1?\n\n### Response:\n2"}
@@ -791,21 +841,27 @@ def _with_headings(
     found = [_HEADING.findall(text) for text in texts]
     counts = Counter(heading for each in found for heading in {*each})
     least = (1 - _MAX_EMPTY) * len(texts)
-    shared = [heading for heading in max(found, key=len, default=[]) if counts[heading] >= least]
-    if not shared:
+    if not texts or max(counts.values(), default=0) < least:
         return [reading]
     unsure = replace(reading, is_sure=False)
-    if sum(each.count(shared[-1]) > 1 for each in found) > len(texts) - least:
-        return [unsure]  # several turns: all but the first prompt would be trained
-    parts = rf"(?s)^\s*(.*?\n{shared[-1]}\s*)(.*?)\s*(?:{_EDGE})?\s*$"
-    # Other rows get an empty answer and are quarantined.
-    extracted = (f"regexp_extract({_sql(name)}, '{parts}', {number})" for number in (1, 2))
-    made = _reading(
-        "prompt_completion",
-        {name: HEADED},
-        select=dict(zip(("prompt", "completion"), extracted, strict=True)),
+    ends = Counter(end[1] for text in texts if (end := re.search(_EMPTY_HEADING, text)))
+    closing = {heading for heading, number in ends.items() if 2 * number > len(texts)}
+    lasts = Counter(next((h for h in each[::-1] if h not in closing), "") for each in found)
+    ((last, number),) = lasts.most_common(1)
+    # Of several turns, the answers before the last one would not be trained.
+    if not last or number < least or sum(h.count(last) > 1 for h in found) > len(texts) - least:
+        return [unsure]
+    parts = rf"(?s)^\s*(?:{_EDGE})?\s*(.*\n{last}\s*)(.*?)(?:{_EMPTY_HEADING})"
+    prompt, answer = (f"regexp_extract({_sql(name)}, '{parts}', {number})" for number in (1, 2))
+    # Rows without the heading, or with another one after it, get no answer and are quarantined.
+    answer = f"CASE WHEN NOT regexp_matches({answer}, '{_HEADING.pattern}') THEN {answer} END"
+    select = {"prompt": prompt, "completion": answer}
+    made = replace(
+        _reading("prompt_completion", {name: HEADED}, select=select), template="completion"
     )
-    return [replace(made, template="completion"), unsure]
+    # Documents have headings, too: only a name tells that the last part is an answer.
+    is_named = {*_words(last)} & {*_ANSWER, *_ASSISTANTS}
+    return [made, unsure] if is_named else [unsure, made]
 
 
 def _with_context(reading: Reading, rows: Sequence[dict[str, Any]]) -> Reading:
@@ -882,7 +938,8 @@ def with_context(
 ) -> Reading | None:
     """Return a reading that also reads an unread field as the question's context, or None.
 
-    Of several unread fields, only one that is named like a context can be it.
+    Of several unread fields, it is the only one named like a context, or the only one not named
+    like a source, category or other metadata, such as `contexts` next to `sources` (file 897).
 
     Example:
         >>> reads = {"ask": "prompt", "output": "completion"}
@@ -893,7 +950,8 @@ def with_context(
         >>> with_context(plain, ["law"], [{"law": ["No.", "Go."]}]).settings["select"]["context"]
         'array_to_string("law", chr(10) || chr(10))'
     """
-    named = [name for name in unread if name.lower() in _CONTEXT] or unread
+    named = [name for name in unread if name.lower() in _CONTEXT]
+    named = named or [name for name in unread if not _words_of_label(name)] or [*unread]
     if len(named) != 1:
         return None
     (name,) = named
@@ -911,7 +969,7 @@ def with_context(
     reads[name] = context
     if (text := _as_text(name, rows)) != _sql(name):  # passages of file 787, in a list
         select = {ours: _sql(theirs) for theirs, ours in reads.items()} | {context: text}
-        return _reading(row_format, reads, select=select)
+        return replace(_reading(row_format, reads, select=select), is_guess=reading.is_guess)
     return replace(
         reading,
         settings={**reading.settings, "format": row_format, "fields": {**fields, context: name}},
@@ -1237,7 +1295,7 @@ def _as_json(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
         # way was right.
         if len(asking) == 1 and len(objects) == 1 and short:
             pairs.append((asking, [name for name in rows[0] if name in (*short, *objects)]))
-        labels = [n for n in rows[0] if _CLASSES & {*_words(n)} and type(rows[0][n]) in (str, int)]
+        labels = [n for n in rows[0] if _is_class(n, "target") and type(rows[0][n]) in (str, int)]
         labels.sort(key=lambda name: type(rows[0][name]) is int)  # names before numbers
         if labels and len(names) > 1:
             pairs.append(([name for name in rows[0] if name in names], labels[:1]))
@@ -1267,7 +1325,8 @@ def _reply_in(rows: Sequence[dict[str, Any]], asks: str, says: str) -> str | Non
 
     Example:
         >>> log = {"input": "Q: Can it rain all day?", "reply": {"text": "Yes, it can and did."}}
-        >>> _reply_in([{"ask": "Can it rain all day?", "log": log}], "ask", "log")
+        >>> rows = [{"ask": "Why?", "log": {}}, *2 * [{"ask": "Can it rain all day?", "log": log}]]
+        >>> _reply_in(rows, "ask", "log")
         '"log"."reply"."text"'
     """
     # Of file 791, such objects were offered as the answers.
@@ -1276,7 +1335,8 @@ def _reply_in(rows: Sequence[dict[str, Any]], asks: str, says: str) -> str | Non
         for row in rows
     ]
     asked = [str(row[asks]) for row in rows]
-    common = [path for path in paths[0] if sum(path in each for each in paths) * 2 > len(rows)]
+    every = dict.fromkeys(path for each in paths for path in each)
+    common = [path for path in every if sum(path in each for each in paths) * 2 > len(rows)]
     repeats = [
         path
         for path in common
@@ -1537,6 +1597,8 @@ def _is_templated(text: str) -> bool:
 # File 151 was trained with `<bos>` and `<eos>` as part of its texts.
 _EDGE = r"<bos>|<eos>|</?s>|<\|(?:begin_of_text|end_of_text|endoftext)\|>"
 _EDGES = rf"^\s*(?:{_EDGE})\s*|\s*(?:{_EDGE})\s*$"
+_EMPTY_HEADING = rf"\s*(?:{_HEADING.pattern}\s*)?(?:{_EDGE})?\s*$"
+"""End of a text, with a heading that has nothing after it, if any."""
 
 
 def _with_ends(
@@ -1606,12 +1668,13 @@ def _texts_of(names: Iterable[str], rows: Sequence[Any]) -> list[str]:
     ]
 
 
-def _is_class(name: str) -> bool:
-    """Return True for names like `label` and `label_str`, but not for `target`.
+def _is_class(name: str, *more: str) -> bool:
+    """Return True for names like `label` and `label_str`, but not for `label_path` and `target`.
 
-    A target can be a translation.
+    A target can be a translation. In file 856, the paths of labels were offered as answers.
     """
-    return bool((_CLASSES - {"target"}) & {*_words(name)})
+    words = {*_words(name)}
+    return not words & {"path", "file"} and bool(words & ((_CLASSES - {"target"}) | {*more}))
 
 
 def _words_of_label(name: str) -> set[str]:
@@ -1654,6 +1717,11 @@ def is_metadata(name: str, held: Field) -> bool:
     """
     num_texts = held.kinds["text"]
     return bool(_words_of_label(name)) or 0 < 2 * len(held.values) <= num_texts
+
+
+def is_likely_answer(name: str) -> bool:
+    """Return True for a name like `summary`, which may hold an answer."""
+    return _rank(name, _LIKELY_ANSWER) is not None
 
 
 def empty_answers(fields: Mapping[str, Field]) -> list[str]:

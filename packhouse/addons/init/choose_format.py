@@ -19,13 +19,10 @@ import pyarrow.compute as pc
 
 from packhouse.addons.init.candidate_formats import (
     SPEAKER_MARKS,
-    TALK,
-    TEMPLATED,
-    UNMARKED,
-    UNNAMED,
     Reading,
     empty_answers,
     explanation,
+    is_likely_answer,
     is_metadata,
     is_reasoning,
     marks_in,
@@ -177,8 +174,9 @@ class Candidate:
         """True if more than half of the rows become conversations, without most of their text.
 
         A guess that leaves out more fields of text than it reads was never right (files 491, 818).
+        A whole conversation in one field is no guess: that of file 892 leaves out three fields.
         """
-        is_guess = not self.reading.is_sure and len(self.trial.unread) > len(self.reading.reads)
+        is_guess = self.reading.is_guess and len(self.trial.unread) > len(self.reading.reads)
         num_kept = self.trial.num_rows - self.trial.num_dropped
         return self.trial.num_good * 2 > num_kept and not is_guess
 
@@ -232,7 +230,7 @@ def propose(
     if "format" in given:
         return replace(proposal, reading=_given(survey, given))
     layouts = sorted(survey.layouts.values(), key=lambda layout: -layout.num_rows)
-    chosen: list[Reading] = []
+    chosen: list[Candidate] = []
     undecided: list[Candidate] = []
     unknown = num_chosen = 0
     for layout in layouts:
@@ -240,7 +238,7 @@ def propose(
         candidates = [each for each in tried if each.is_usable]
         is_rare = layout.num_rows <= _RARE * survey.num_rows
         if (only := _only_one(candidates, survey)) is not None:
-            chosen.append(only.reading)
+            chosen.append(only)
             num_chosen += layout.num_rows
         elif is_rare and not any(each.reading.is_sure for each in candidates):
             unknown += layout.num_rows
@@ -251,13 +249,21 @@ def propose(
             if not is_rare and not undecided:
                 failed = next((each for each in tried if each.reading.is_sure), None)
                 raise refusal(survey.file, _unknown(survey, layout, failed, given))
-    joined, fitting = _join(chosen), undecided
+    joined, fitting = _join([each.reading for each in chosen]), undecided
     if num_chosen > _RARE * survey.num_rows:  # the user's choice has to read the other rows, too
         settings = joined.settings if joined is not None else {}
-        fitting = [each for each in undecided if each.reading.settings == settings]
+        fitting = [
+            each
+            for each in undecided
+            if each.reading.settings == settings
+            or all(_reads_alike(each, other, rules, folder) for other in chosen)
+        ]
     # Of file 831, whose answers are empty, a part of the prompts was offered as the answer.
-    has_sure = any(each.reading.is_sure for each in fitting)
-    if not has_sure and fitting and (empty := empty_answers(survey.fields)):
+    has_answers = any(
+        not each.reading.is_guess or any(map(is_likely_answer, each.reading.trained))
+        for each in fitting
+    )
+    if not has_answers and fitting and (empty := empty_answers(survey.fields)):
         raise refusal(survey.file, _no_answers(empty))
     if fitting:
         return replace(proposal, candidates=fitting[:_MAX_CANDIDATES])
@@ -271,6 +277,29 @@ def propose(
         )
     settings = {**joined.settings, **given}
     return replace(proposal, reading=replace(joined, settings=settings))
+
+
+def _reads_alike(
+    candidate: Candidate, other: Candidate, rules: ValidateConfig, folder: Path
+) -> bool:
+    """Return True if a candidate makes the same conversations of the rows of another layout.
+
+    Such as a list as context, of which rows with null or an empty list are another layout.
+    """
+    path = _write([*candidate.layout.rows, *other.layout.rows], folder)
+    try:
+        trial = try_source(candidate.source.model_copy(update={"path": str(path)}), rules)
+    except PackhouseError:
+        return False
+    return other.trial.ids <= trial.ids
+
+
+def _write(rows: Sequence[Any], folder: Path) -> Path:
+    """Write rows to a file named after them, because all layouts of all files share the folder."""
+    written = b"".join(map(as_line, rows))
+    path = folder / f"{hashlib.sha256(written).hexdigest()[:16]}.jsonl"
+    path.write_bytes(written)
+    return path
 
 
 def _given(survey: Survey, given: Mapping[str, Any]) -> Reading:
@@ -295,10 +324,7 @@ def _candidates(
 ) -> list[Candidate]:
     """Try all readings of a layout on its examples and return them, the best first."""
     found: list[Candidate] = []
-    rows = b"".join(map(as_line, layout.rows))
-    # Named after the bytes, because all layouts of all files share the folder.
-    path = folder / f"{hashlib.sha256(rows).hexdigest()[:16]}.jsonl"
-    path.write_bytes(rows)
+    path = _write(layout.rows, folder)
     located = {key: value for key, value in survey.settings.items() if key not in _FOUND}
     located |= {"media": given["media"]} if "media" in given else {}
     ignored, can_be_ignored = given.get("ignored_fields", ()), explained(survey)
@@ -308,8 +334,7 @@ def _candidates(
     readings = readings_of(layout, survey.fields)
     for reading in readings:
         row_format = reading.settings["format"]
-        unmarked = {UNMARKED, UNNAMED, TEMPLATED, TALK} & {*reading.reads.values()}
-        is_parsed = row_format == "transcript" or unmarked
+        is_parsed = row_format == "transcript" or reading.removes_marks
         marks = None if is_parsed else marks_in(layout.rows, list(reading.reads))
         if row_format == "preference" and marks == SPEAKER_MARKS:  # it reads transcripts
             marks = None
@@ -468,7 +493,8 @@ def _unknown(
                 )
             return (
                 f"{layout.num_rows:,} of {counted(survey.num_rows, 'row')} contain a list of "
-                f"texts in {name!r}. Write one row per text, with its answer or label."
+                f"texts in {name!r}. Write one row per text, with its answer or label; of a "
+                "conversation, one row with messages ([{role, content}])."
             )
         if what := marks_in(layout.rows, [name]):
             return (

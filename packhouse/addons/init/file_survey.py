@@ -248,7 +248,8 @@ def _fault_at_the_start(file: SourceFile) -> str | None:
     head = next(iter(FileStream(file.uri, _compression_of(file))), b"")
     text = head.removeprefix(BOM).decode(errors="replace").lstrip()
     # Of file 783, only that its first line is not JSON was said, with advice that did not help.
-    if re.match(r"(?:(?:#|//).*\n\s*)+[\[{]", text):
+    # A quote is the first text of JSON, unlike of Markdown such as `# Title\n[link](...)`.
+    if re.match(r"(?:(?:(?:#|//).*\n|/\*(?:[^*]|\*(?!/))*\*/)\s*)+[\[{][\[{\s]*\"", text):
         return "it begins with a comment, which JSON does not allow. Remove the comment."
     # `strict=False` accepts raw line breaks and orjson does not, which tells the two faults apart.
     with suppress(ValueError):

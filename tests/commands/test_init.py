@@ -132,6 +132,7 @@ BOT = [{"conversations": said} for said in chats("from", "value", "human", "bing
 OVER_LINES = [b'{"messages": [\n%b,\n%b\n]}\n' % (*map(orjson.dumps, chats_of(t)),) for t in TALKS]
 IN_ONE = {"status": "ok", "rows": named("prompt", "response"), "next": None}
 DEEP = {"of": {"version": 1, "rows": named("question", "answer")}}
+SPLITS = {"train": named("question", "answer"), "eval": named("question", "answer")[:2]}
 CUT_BY_PANDAS = [{"0": f"### Human: {q}### Assistant: {a}"} for q, a in TALKS]
 
 
@@ -177,6 +178,7 @@ RIGHT: dict[str, tuple[Any, ...]] = {
     "turns with other names of speakers": ("a.jsonl", lines(DIALOGS)),
     "objects over several lines": ("a.jsonl", b"".join(OVER_LINES)),
     "a list in an object in an object": ("a.json", dumped(DEEP)),
+    "a list for each split": ("a.json", dumped(SPLITS)),
     "a column that pandas wrote without a name": ("a.csv", table(CUT_BY_PANDAS, ",")),
     "Google's messages": ("a.jsonl", lines(GOOGLE)),
     "Google's messages with a system prompt":
@@ -260,6 +262,8 @@ ASKED: dict[str, tuple[Callable[[int, Talk], dict[str, Any]], int, list[Talk]]] 
     "two columns of any name": (lambda n, t: {"v1": t.question, "v2": t.answer}, 1, TALKS),
     "an object as input": (lambda n, t: {"instruction": "Answer.", "input": {"n": n,
         "ask": f"Go: {t[0]}"}, "output": t[1]}, 1, TALKS),
+    "the source of an answer": (lambda n, t: {"Question": t[0], "Answer": t[1],
+        "Reference": f"2024q{n}"}, 1, TALKS),
     "a list of passages and text of no known use": (lambda n, t: {"question": "What is asked?",
         "context": [f"He asked: {t[0]}", "Nobody knew it."], "response": t[1],
         "chart": f"A chart of the numbers up to {n}"}, 1, TALKS),
@@ -437,6 +441,8 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
         "--set file_format=FORMAT"),
     "texts with JSON in a list": ("a.json", dumped([json.dumps(row) for row in named("q", "a")]),
         "Write each as an object"),
+    "rows in several lists": ("a.json", dumped({"of": {name: named("question", "answer")
+        for name in ("Sums, small", "Sums. Large")}}), "its rows are in 2 lists of 'of'"),
     "a comment before JSON": ("a.json", b"# one of them\n" + dumped(DIALOGS, indent=1),
         "Remove the comment"),
     "a comment between asterisks before JSON": ("a.json", b"/* one ** of */ " + dumped(DIALOGS,

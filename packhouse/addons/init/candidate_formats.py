@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any
 
-from packhouse.addons.init.file_survey import Field, Layout
+from packhouse.addons.init.file_survey import HELD_OUT, Field, Layout
 from packhouse.read.chat_messages import SPEAKERS
 from packhouse.read.conversation_formats import is_transcript
 from packhouse.read.json_parsing import parse_text
@@ -203,7 +203,7 @@ def readings_of(layout: Layout, fields: Mapping[str, Field]) -> list[Reading]:
     # `_with_topics` comes first: it takes only readings without `select` and `where`, which the
     # others add.
     varied = (
-        *(_with_topics, _with_verdicts, _with_speakers, _with_talks),
+        *(_with_topics, _with_short_contexts, _with_verdicts, _with_speakers, _with_talks),
         *(_with_headings, _with_ends, _with_splits),
     )
     different = [replace(each, is_guess=not each.is_sure) for each in different]
@@ -637,9 +637,6 @@ def _preferences(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
         yield _reading("preference", reads, is_sure=True, fields=fields)
 
 
-_HELD_OUT = frozenset("test testing val valid validation dev eval".split())
-
-
 def _with_splits(
     reading: Reading, rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]
 ) -> list[Reading]:
@@ -649,7 +646,7 @@ def _with_splits(
     """
     for name, held in fields.items():
         values = {str(value).lower(): value for value in held.values}
-        rest = [str(values[each]) for each in values if each not in _HELD_OUT]
+        rest = [str(values[each]) for each in values if each not in HELD_OUT]
         # In file 98, rows that `data_split` reserved for tests were trained.
         is_split = {*map(str.lower, rest)} <= {"train", "training"} or "split" in _words(name)
         if is_split and 0 < len(rest) < len(values) and name not in reading.reads:
@@ -976,6 +973,20 @@ def with_context(
         reads=reads,
         is_sure=False,
     )
+
+
+def _with_short_contexts(
+    reading: Reading, rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]
+) -> list[Reading]:
+    """Return a reading, or two if its context may be the source of the answer, as in file 931."""
+    role = {ours: theirs for theirs, ours in reading.reads.items()}
+    name, named = role.get("context"), dict(reading.settings.get("fields", {}))
+    if named.pop("context", None) is None or name is None or _has_text(name, fields):
+        return [reading]
+    reads = {theirs: ours for theirs, ours in reading.reads.items() if theirs != name}
+    settings = {**reading.settings, "fields": named}
+    without = replace(reading, settings=settings, reads=reads, is_sure=False)
+    return [without, replace(reading, is_sure=False)]
 
 
 def _with_verdicts(

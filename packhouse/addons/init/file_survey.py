@@ -314,9 +314,9 @@ def _find_rows(file: SourceFile, given: Mapping[str, Any]) -> Survey:
     if not is_whole and len(rows) > 1:
         rows = rows[:-1]  # the last one is truncated
     if len(rows) <= 1 and file_format in ("jsonl", "objects") and not _holds_messages(rows):
-        name = _field_with_rows(head)
-        if name is not None:
-            settings["rows_at"] = name
+        if path := _path_of_rows(head):
+            _check_other_lists(file, path)
+            settings["rows_at"] = ".".join(path)
             file_format = "json"
     if file_format == "jsonl" and "file_format" not in settings and _spans_lines(head):
         settings["file_format"] = file_format = "objects"
@@ -374,20 +374,60 @@ _LINE_PER_OBJECT = re.compile(rb"\{.*\}[ \t\r]*\n\s*\{")
 """A line with an object, whatever is broken in it, before another object; JSON needs a comma."""
 
 
-def _field_with_rows(head: bytes) -> str | None:
-    """Return the path of the field that contains the list of rows, or None.
+HELD_OUT = frozenset("test testing val valid validation dev eval".split())
+"""Names of splits that are not for training."""
+
+
+def _check_other_lists(file: SourceFile, path: Sequence[str]) -> None:
+    """Refuse an object with its rows in several lists, since `rows_at` names one.
+
+    Of file 958, which has a list for each of 116 topics, the first one was published. Lists named
+    like splits are meant to be read one at a time.
+    """
+    if file.size > MAX_WHOLE_BYTES:
+        return
+    with suppress(orjson.JSONDecodeError):
+        owner = orjson.loads(
+            b"".join(FileStream(file.uri, _compression_of(file))).removeprefix(BOM)
+        )
+        for name in path[:-1]:
+            owner = owner[name]
+        keys = _keys_of(owner[path[-1]])
+        alike = [name for name in owner if _keys_of(owner[name]) == keys]
+        if len(alike) > 1 and not {name.lower() for name in alike} <= HELD_OUT | {
+            "train",
+            "training",
+        }:
+            place = f" of '{'.'.join(path[:-1])}'" if path[1:] else ""
+            shown = ", ".join(f"'{name[:40]}'" for name in alike[:3])
+            raise refusal(
+                file,
+                f"its rows are in {len(alike)} lists{place}: {shown}{', ...' * (len(alike) > 3)}. "
+                "Write all rows as one list, or choose one list with --set rows_at=FIELD, where "
+                "FIELD is its path, with dots between names.",
+            )
+
+
+def _keys_of(value: Any) -> Any:
+    """Return the keys of the first object in a list; None if there is none."""
+    is_rows = isinstance(value, list) and value and isinstance(value[0], dict)
+    return value[0].keys() if is_rows else None
+
+
+def _path_of_rows(head: bytes) -> list[str]:
+    """Return the path of the field that contains the list of rows; empty without one.
 
     The file is a single object, and the list contains objects or lists of messages.
     """
     text = head.removeprefix(BOM).lstrip()
     if _LINE_PER_OBJECT.match(text):
-        return None
+        return []
     # Each try reads the text from its start, so only the first 50 are made.
     # A list of messages may be a row, as in file 783.
     for found in islice(re.finditer(rb'"\s*:\s*(\[)\s*\[?\s*\{', text), 50):
         if path := path_of_list(text[: found.end(1)]):
-            return ".".join(path)
-    return None
+            return path
+    return []
 
 
 # Rows of a file: all of them, or ranges spread over it.

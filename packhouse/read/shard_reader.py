@@ -258,7 +258,7 @@ class _Reader:
                 else failure
                 for failure in records.failures
             ]
-        has_marks = has_media = set[int]()
+        has_marks, has_media = set[int](), set[int]()
         if config.media == "drop_parts":
             records.rows, places = drop_media_marks(records.rows, config.ignored_fields)
             has_marks = {int(records.numbers[place]) for place in places}

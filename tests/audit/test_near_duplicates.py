@@ -144,6 +144,13 @@ def test_ideographs_are_words(tmp_path):
     assert list(zip(near.first.tolist(), near.second.tolist(), strict=True)) == [(0, 1)]
 
 
+def test_without_the_add_on_a_run_fails_before_any_work(monkeypatch):
+    monkeypatch.setattr("packhouse.registry.is_there", lambda module: "near" not in module)
+
+    with pytest.raises(ConfigError, match=r"needs packhouse\.addons\.near_dedup"):
+        near_libraries(DedupConfig(near="drop"))
+
+
 def test_without_datasketch_the_remedy_is_named(tmp_path, monkeypatch):
     table = conversations(tmp_path, planted(2))
     monkeypatch.setitem(sys.modules, "datasketch", None)

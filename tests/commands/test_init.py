@@ -441,8 +441,8 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
         "--set file_format=FORMAT"),
     "texts with JSON in a list": ("a.json", dumped([json.dumps(row) for row in named("q", "a")]),
         "Write each as an object"),
-    "rows in several lists": ("a.json", dumped({"of": {name: named("question", "answer")
-        for name in ("Sums, small", "Sums. Large")}}), "its rows are in 2 lists of 'of'"),
+    "rows in several lists": ("a.json", dumped({"of": {"Sums, small": named("question", "answer"),
+        "Sums. Large": named("question", "answer", level=2)}}), "its rows are in 2 lists of 'of'"),
     "a comment before JSON": ("a.json", b"# one of them\n" + dumped(DIALOGS, indent=1),
         "Remove the comment"),
     "a comment between asterisks before JSON": ("a.json", b"/* one ** of */ " + dumped(DIALOGS,

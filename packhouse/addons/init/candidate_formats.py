@@ -984,7 +984,8 @@ def _with_short_contexts(
     if named.pop("context", None) is None or name is None or _has_text(name, fields):
         return [reading]
     reads = {theirs: ours for theirs, ours in reading.reads.items() if theirs != name}
-    settings = {**reading.settings, "fields": named}
+    settings = {key: value for key, value in reading.settings.items() if key != "fields"}
+    settings |= {"fields": named} if named else {}
     without = replace(reading, settings=settings, reads=reads, is_sure=False)
     return [without, replace(reading, is_sure=False)]
 

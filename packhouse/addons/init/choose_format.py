@@ -174,7 +174,7 @@ class Candidate:
         """True if more than half of the rows become conversations, without most of their text.
 
         A guess that leaves out more fields of text than it reads was never right (files 491, 818).
-        A whole conversation in one field is no guess: that of file 892 leaves out three fields.
+        A whole conversation in one field is not a guess: that of file 892 leaves out three fields.
         """
         is_guess = self.reading.is_guess and len(self.trial.unread) > len(self.reading.reads)
         num_kept = self.trial.num_rows - self.trial.num_dropped
@@ -343,7 +343,7 @@ def _candidates(
         # Rows that `select` makes show no images: of file 726, questions about them were offered.
         if with_media and "media" not in given and "select" in reading.settings:
             continue
-        if files & reading.reads.keys():  # their paths are no text (file 818)
+        if files & reading.reads.keys():  # their paths are not text (file 818)
             continue
         others = [name for name in can_be_ignored if name not in reading.reads]
         settings = {**located, **reading.settings, "ignored_fields": [*ignored, *others]}

@@ -376,6 +376,9 @@ _LINE_PER_OBJECT = re.compile(rb"\{.*\}[ \t\r]*\n\s*\{")
 
 HELD_OUT = frozenset("test testing val valid validation dev eval".split())
 """Names of splits that are not for training."""
+_SPLITS = HELD_OUT | {"train", "training"}
+# Parsing takes about four times as much memory. The lists of a larger object are not compared.
+_MAX_COMPARED = 2**27
 
 
 def _check_other_lists(file: SourceFile, path: Sequence[str]) -> None:
@@ -384,34 +387,42 @@ def _check_other_lists(file: SourceFile, path: Sequence[str]) -> None:
     Of file 958, which has a list for each of 116 topics, the first one was published. Lists named
     like splits are meant to be read one at a time.
     """
-    if file.size > MAX_WHOLE_BYTES:
+    data = bytearray()
+    for chunk in FileStream(file.uri, _compression_of(file)):
+        data += chunk
+        if len(data) > _MAX_COMPARED:
+            return
+    try:
+        owner = orjson.loads(data.removeprefix(BOM))
+    except orjson.JSONDecodeError:  # a fault that reading the rows will name
         return
-    with suppress(orjson.JSONDecodeError):
-        owner = orjson.loads(
-            b"".join(FileStream(file.uri, _compression_of(file))).removeprefix(BOM)
+    for name in path[:-1]:
+        owner = owner[name]
+    keys = _keys_of(owner[path[-1]])
+    # Rows of one kind may lack a field: at least half of all their fields are the same.
+    alike = [
+        name
+        for name, own in ((name, _keys_of(value)) for name, value in owner.items())
+        if 2 * len(own & keys) >= len(own | keys) > 0
+    ]
+    if len(alike) > 1 and not {name.lower() for name in alike} <= _SPLITS:
+        place = f" of '{'.'.join(path[:-1])}'" if path[1:] else ""
+        shown = ", ".join(f"'{name[:40]}'" for name in alike[:3])
+        raise refusal(
+            file,
+            f"its rows are in {len(alike)} lists{place}: {shown}{', ...' * (len(alike) > 3)}. "
+            "Write all rows as one list, or choose one list with --set rows_at=FIELD, where FIELD "
+            "is its path, with dots between names.",
         )
-        for name in path[:-1]:
-            owner = owner[name]
-        keys = _keys_of(owner[path[-1]])
-        alike = [name for name in owner if _keys_of(owner[name]) == keys]
-        if len(alike) > 1 and not {name.lower() for name in alike} <= HELD_OUT | {
-            "train",
-            "training",
-        }:
-            place = f" of '{'.'.join(path[:-1])}'" if path[1:] else ""
-            shown = ", ".join(f"'{name[:40]}'" for name in alike[:3])
-            raise refusal(
-                file,
-                f"its rows are in {len(alike)} lists{place}: {shown}{', ...' * (len(alike) > 3)}. "
-                "Write all rows as one list, or choose one list with --set rows_at=FIELD, where "
-                "FIELD is its path, with dots between names.",
-            )
 
 
-def _keys_of(value: Any) -> Any:
-    """Return the keys of the first object in a list; None if there is none."""
-    is_rows = isinstance(value, list) and value and isinstance(value[0], dict)
-    return value[0].keys() if is_rows else None
+def _keys_of(value: Any) -> set[str]:
+    """Return the keys of the first object in a list, or in a list of lists; empty without one."""
+    while isinstance(value, list) and value:
+        value = value[0]
+        if isinstance(value, dict):
+            return {*value}
+    return set()
 
 
 def _path_of_rows(head: bytes) -> list[str]:

@@ -34,7 +34,7 @@ def test_the_demo_keeps_its_steps_in_the_project_whatever_the_environment_says(t
     python.write_text('#!/bin/sh\necho "cache: $PACKHOUSE_CACHE"\n')
     python.chmod(0o755)
     done = subprocess.run(
-        ["make", "demo", f"PYTHON={python}"],
+        ["make", "--no-print-directory", "demo", f"PYTHON={python}"],
         cwd=tmp_path / "new",
         env=os.environ | {"PACKHOUSE_CACHE": "/no/such/folder"},
         capture_output=True,

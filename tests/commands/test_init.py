@@ -551,6 +551,8 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
         "it has no answers: 'output' is empty in every row"),
     "one empty row": ("a.jsonl", lines([{"source": "", "target": ""}]),
         "it has no answers: 'target' is empty in every row"),
+    "one row with an empty completion": ("a.csv", b"prompt,completion\nSum up:,\n",
+        "it has no answers: 'completion' is empty in every row"),
     "one row of a log": ("a.jsonl", lines([{"event": "start", "time": 1.5, "gpus": [8, 9],
         "host": "The first machine of the lab"}]), "it is not clear which fields hold"),
     "a system prompt and a question": ("a.jsonl", each(lambda t: {"messages": [*messages_of(
@@ -783,6 +785,36 @@ def test_fields_of_rows_that_are_not_read_are_not_called_repeats(project):
 
     assert code == 7, said
     assert "said: text, in 4 rows; not read, in rows without the fields that are read" in said
+
+
+def test_the_only_way_has_a_command_although_the_template_refuses_it(project):
+    # Of file 946, the advice needed a recipe, and nothing led to one.
+    thinks = {"role": "assistant", "reasoning_content": "3 more than 3.", "content": "It is 6."}
+    about = {"about": {"what": "The first sum is about 3 and 3."}}
+    talk = {"messages": [*messages_of("user", "What is 3 plus 3?"), thinks], **about}
+    Path("talks.jsonl").write_bytes(lines([talk]))
+
+    code, said = project.init("talks.jsonl")
+
+    assert (code, said.count("packhouse init ")) == (7, 1)
+    assert "would refuse the recipe: the tokenizer's chat template never writes reasoning" in said
+    assert "but talks/talks.jsonl row 0 has some" in said
+    code, said = project.choose(said)
+    assert code == 0, said
+    assert project.call("prepare", "recipe.yaml")[0] != 0
+    code, said = project.call("prepare", "recipe.yaml", "--set", "format.reasoning=strip")
+    assert code == 0, said
+
+
+def test_a_ground_truth_may_be_the_answer(project):
+    # Of file 949, only the replies of a tested model were offered.
+    rows = [{"question": t[0], "ground_truth": t[1], "answer": f"I guess: {t[1]}"} for t in TALKS]
+    Path("asked.jsonl").write_bytes(lines(rows))
+
+    _, said = project.init("asked.jsonl")
+    project.choose(said, 2)
+
+    check(project.read(), TALKS)
 
 
 def test_paths_and_guesses_that_leave_out_most_texts_are_not_offered(project):

@@ -34,7 +34,7 @@ _QUESTION = (
     "指令 質問 질문 vraag domanda soru pytanie fråga spørgsmål frage pregunta pergunta вопрос soal"
 ).split()
 _ANSWER = (
-    "solution answer output response completion assistant reply bot gpt chosen target targets 答案 "
+    "solution answer output response completion assistant reply bot gpt chosen target targets truth 答案 "
     "回答 答 输出 回复 답변 答え antwoord risposta cevap odpowiedź svar antwort respuesta resposta "
     "réponse ответ jawaban"
 ).split()

@@ -286,7 +286,8 @@ def _reads_alike(
 
     Such as a list as context, of which rows with null or an empty list are another layout.
     """
-    path = _write([*candidate.layout.rows, *other.layout.rows], folder)
+    rows = [*candidate.layout.rows, *other.layout.rows]
+    path = _write(rows, folder, Path(candidate.source.path).name)
     try:
         trial = try_source(candidate.source.model_copy(update={"path": str(path)}), rules)
     except PackhouseError:
@@ -294,10 +295,14 @@ def _reads_alike(
     return other.trial.ids <= trial.ids
 
 
-def _write(rows: Sequence[Any], folder: Path) -> Path:
-    """Write rows to a file named after them, because all layouts of all files share the folder."""
+def _write(rows: Sequence[Any], folder: Path, name: str) -> Path:
+    """Write rows to a file with the name of theirs, in a folder of its own.
+
+    All layouts of all files share `folder`, and messages show the name.
+    """
     written = b"".join(map(as_line, rows))
-    path = folder / f"{hashlib.sha256(written).hexdigest()[:16]}.jsonl"
+    path = folder / hashlib.sha256(written).hexdigest()[:16] / f"{Path(name).stem}.jsonl"
+    path.parent.mkdir(exist_ok=True)
     path.write_bytes(written)
     return path
 
@@ -324,7 +329,7 @@ def _candidates(
 ) -> list[Candidate]:
     """Try all readings of a layout on its examples and return them, the best first."""
     found: list[Candidate] = []
-    path = _write(layout.rows, folder)
+    path = _write(layout.rows, folder, survey.file.name)
     located = {key: value for key, value in survey.settings.items() if key not in _FOUND}
     located |= {"media": given["media"]} if "media" in given else {}
     ignored, can_be_ignored = given.get("ignored_fields", ()), explained(survey)
@@ -467,6 +472,8 @@ def _unknown(
                 f"{layout.num_rows:,} of {counted(survey.num_rows, 'row')} contain images, "
                 f"audio or video in {name!r}. {_media_advice(layout.num_rows < survey.num_rows)}."
             )
+    if empty := empty_answers(survey.fields):
+        return _no_answers(empty)
     if failed is not None and not failed.trial.bad:
         return "media=drop_rows leaves out all of its rows. Use media=drop_parts"
     if failed is not None:
@@ -501,8 +508,6 @@ def _unknown(
                 f"the text in '{name}' contains {what}, which packhouse cannot parse. "
                 "Write rows with messages ([{role, content}])."
             )
-    if empty := empty_answers(survey.fields):
-        return _no_answers(empty)
     others = [name for name in names if not is_metadata(name, survey.fields[name])] or [*names]
     is_text = len(others) == 1 and isinstance(row[others[0]], str)
     if is_text or questions_in(layout.rows):

@@ -383,7 +383,8 @@ def _show_candidates(
     start_phase("rendering examples")
     for proposal in proposals:
         tried = [(each, *_examples(each, tokenizer, cache)) for each in proposal.candidates]
-        usable = [found for *found, why_not in tried if not why_not]
+        # A setting of the recipe, which is written after the choice, may help.
+        usable = [each for each in tried if not each[-1]] or tried
         if not as_json:
             _show_file(proposal)
             if num_bad := proposal.survey.num_bad:
@@ -396,7 +397,7 @@ def _show_candidates(
                 else "Only one way to read these rows was found, and it may be wrong, so "
                 "nothing was written. If it is right, run its command."
             )
-        for number, (candidate, recipe, rows, counts) in enumerate(usable, 1):
+        for number, (candidate, recipe, rows, counts, why_not) in enumerate(usable, 1):
             reading, unread = candidate.reading, candidate.trial.unread
             ignored = dict.fromkeys([*given.get("ignored_fields", ()), *unread])
             settings = {**given, **reading.settings}
@@ -427,10 +428,13 @@ def _show_candidates(
                     "the prompt",
                     3,
                 )
-            numbers = [row for row, _ in candidate.layout.examples]
-            _show_rows(rows, recipe, cache, _SHOWN_EXAMPLES, numbers)
+            if why_not:
+                print_text(f"`packhouse prepare` would refuse the recipe: {why_not}", 3)
+            else:
+                numbers = [row for row, _ in candidate.layout.examples]
+                _show_rows(rows, recipe, cache, _SHOWN_EXAMPLES, numbers)
             echo(command)  # in one line, to be copied
-        for candidate, *_, why_not in tried:
+        for candidate, *_, why_not in tried if usable is not tried else ():
             if why_not and not as_json:
                 reads = ", ".join(candidate.reading.reads)
                 print_text(f"note: {reads} cannot be trained together: {why_not}")

@@ -1156,7 +1156,7 @@ def _without_answer(rows: Sequence[Mapping[str, Any]], row_format: str) -> Itera
 
 def _are_questions(talks: Sequence[Any], row_format: str) -> bool:
     """Return True if all conversations end with a question."""
-    return {talk[-1].get(_KEYS[row_format][0]) for talk in talks} <= {"user", "human"}
+    return all(talk[-1].get(_KEYS[row_format][0]) in ("user", "human") for talk in talks)
 
 
 def questions_in(rows: Sequence[Any]) -> set[str]:

@@ -34,9 +34,9 @@ _QUESTION = (
     "指令 質問 질문 vraag domanda soru pytanie fråga spørgsmål frage pregunta pergunta вопрос soal"
 ).split()
 _ANSWER = (
-    "solution answer output response completion assistant reply bot gpt chosen target targets truth 答案 "
-    "回答 答 输出 回复 답변 答え antwoord risposta cevap odpowiedź svar antwort respuesta resposta "
-    "réponse ответ jawaban"
+    "solution answer output response completion assistant reply bot gpt chosen target targets "
+    "truth 答案 回答 答 输出 回复 답변 答え antwoord risposta cevap odpowiedź svar antwort "
+    "respuesta resposta réponse ответ jawaban"
 ).split()
 _LIKELY_QUESTION = (
     "q patient customer utterance task title source src document article text passage"

@@ -259,6 +259,8 @@ def bad(talk: Talk) -> str:
 # Fields with several meanings: rows, the number of the right candidate, and its conversations.
 # fmt: off
 ASKED: dict[str, tuple[Callable[[int, Talk], dict[str, Any]], int, list[Talk]]] = {
+    "labels of another language": (lambda n, t: {"text": f"问: {t[0]}\n答: {t[1]}"}, 2,
+        TALKS),
     "two columns of any name": (lambda n, t: {"v1": t.question, "v2": t.answer}, 1, TALKS),
     "an object as input": (lambda n, t: {"instruction": "Answer.", "input": {"n": n,
         "ask": f"Go: {t[0]}"}, "output": t[1]}, 1, TALKS),

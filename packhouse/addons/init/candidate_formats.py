@@ -799,8 +799,8 @@ def _with_talks(
         [['messages, without the names of their speakers'], ['text']]
     """
     name, texts = _plain_texts(reading, rows)
-    # Of such texts, the questions were trained, too (files 418 and 494).
-    for start in (_TALK, _TALK_LATER):
+    # Of such texts, the questions were trained, too (files 418 and 494; 963 in Bulgarian).
+    for start in (_TALK, _TALK_LATER, _LABELLED):
         pairs = Counter(found.groups() for text in texts if (found := start.match(text)))
         ((speakers, number),) = pairs.most_common(1) or [((), 0)]
         if number and number >= (1 - _MAX_EMPTY) * len(texts):
@@ -820,7 +820,8 @@ def _with_talks(
     said = f"{{'role': {role}, 'content': {content}}}"
     messages = f"list_transform(regexp_extract_all({text}, '{header}', 1), lambda role, i: {said})"
     select = {"messages": f"CASE WHEN {begins} THEN {messages} END"}
-    return [_reading("chat", {name: TALK}, select=select), replace(reading, is_sure=False)]
+    talk, plain = _reading("chat", {name: TALK}, select=select), replace(reading, is_sure=False)
+    return [plain, talk] if start is _LABELLED else [talk, plain]
 
 
 def _with_headings(
@@ -1498,8 +1499,16 @@ _ASKS = rf"(?i)^\s*(?:{_WHO_ASKS}) ?:\s*"
 """Start of a prompt with the name of the speaker who asks."""
 _SAYS = re.compile(r"\s*(\w[\w -]{0,29}?) ?:")
 """Start of an answer with a name."""
-_TALK = re.compile(rf"\s*((?i:{_WHO_ASKS})) ?:.*?\n\s*(\w[\w -]{{0,29}}?) ?:", re.DOTALL)
+
+
+def _two_labels(first: str) -> re.Pattern[str]:
+    return re.compile(rf"\s*({first}) ?:.*?\n\s*(?!\1 ?:)(\w[\w -]{{0,29}}?) ?:", re.DOTALL)
+
+
+_TALK = _two_labels(f"(?i:{_WHO_ASKS})")
 """Start of a conversation in one text: a question, and the name of the speaker who answers."""
+_LABELLED = _two_labels(r"\w[\w -]{0,29}?")
+"""Start of a text with two labels, which may name speakers in any language."""
 _TALK_LATER = re.compile(rf".+?\n(?={_TALK.pattern})", re.DOTALL)
 """Text before a conversation, such as the context of its question."""
 _HEADING = re.compile(r"\n(#+ ?\w[\w ]{0,29}:)")

@@ -94,10 +94,13 @@ def _serve(
     port: int, home: Path, environment: dict[str, str], parts: list[subprocess.Popen[bytes]]
 ) -> int:
     server = (str(ROOT / "deployments" / "server.py"), "--host", HOST, "--port", str(port))
+    print("starting the server; the first start makes its database, which can take two minutes ...")
+    sys.stdout.flush()
     parts.append(_start("server", server, home, environment))
     if not _is_up(port, parts[0]):
         print(f"the server did not start; see {home / 'server.log'}")
         return 1
+    print("deploying flows and automations ...", flush=True)
     deployed = subprocess.run(
         [sys.executable, str(ROOT / "deployments" / "deploy.py"), POOL],
         cwd=ROOT,

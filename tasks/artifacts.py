@@ -295,8 +295,8 @@ def _held(prepared: Prepared) -> list[str]:
         ]
     if at is not None and at != prepared.version:
         return [f"The ref {markdown_code(ref)} stays at {markdown_code(at)}, published after it."]
-    if prepared.published.is_ref_moved:
-        before = markdown_code(prepared.published.ref_before or "nothing")
+    if prepared.published.is_ref_moved and prepared.published.ref_before:
+        before = markdown_code(prepared.published.ref_before)
         return [f"The ref {markdown_code(ref)} moved to it from {before}."]
     return [f"The ref {markdown_code(ref)} points to it."]
 

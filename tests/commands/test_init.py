@@ -1339,6 +1339,17 @@ def test_a_few_rows_without_messages_are_bad_rows_of_a_file(project):
     assert 'proposed: {"format": "chat"}' in said
 
 
+def test_a_list_in_place_of_a_role_is_a_bad_row(project):
+    of_list = [*messages_of("user", "And now?"), {"role": ["assistant"], "content": "Nothing."}]
+    talks = [*(chats_of(t) for t in TALKS), of_list]
+    Path("a.jsonl").write_bytes(lines([{"messages": talk} for talk in talks]))
+
+    code, said = project.init("a.jsonl")
+
+    assert code == 0, said
+    assert "1 row is bad and will be quarantined" in said
+
+
 def test_several_files_become_sources_and_alike_ones_of_a_folder_become_one(project):
     Path("chats").mkdir()
     for name in ("a", "b"):

@@ -34,9 +34,9 @@ _QUESTION = (
     "指令 質問 질문 vraag domanda soru pytanie fråga spørgsmål frage pregunta pergunta вопрос soal"
 ).split()
 _ANSWER = (
-    "solution answer output response completion assistant reply bot gpt chosen target targets truth 答案 "
-    "回答 答 输出 回复 답변 答え antwoord risposta cevap odpowiedź svar antwort respuesta resposta "
-    "réponse ответ jawaban"
+    "solution answer output response completion assistant reply bot gpt chosen target targets "
+    "truth 答案 回答 答 输出 回复 답변 答え antwoord risposta cevap odpowiedź svar antwort "
+    "respuesta resposta réponse ответ jawaban"
 ).split()
 _LIKELY_QUESTION = (
     "q patient customer utterance task title source src document article text passage"
@@ -1156,7 +1156,7 @@ def _without_answer(rows: Sequence[Mapping[str, Any]], row_format: str) -> Itera
 
 def _are_questions(talks: Sequence[Any], row_format: str) -> bool:
     """Return True if all conversations end with a question."""
-    return {talk[-1].get(_KEYS[row_format][0]) for talk in talks} <= {"user", "human"}
+    return all(talk[-1].get(_KEYS[row_format][0]) in ("user", "human") for talk in talks)
 
 
 def questions_in(rows: Sequence[Any]) -> set[str]:

@@ -8,6 +8,7 @@ next cuts are after the same records as before.
 """
 
 import hashlib
+import json
 import re
 import sys
 from abc import ABC, abstractmethod
@@ -584,7 +585,12 @@ def find_list(data: bytes, name: str) -> int | None:
         >>> find_list(b'{"of": {"data": [1, 2]}}', "of.data")
         17
     """
-    for found in islice(re.finditer(rb'"\s*:\s*\[', data), 100):  # each parses the text before it
+    # The name may have dots, and a file may escape its letters beyond ASCII. Each try parses the
+    # text before it, so only the first 100 are made.
+    last = name.rpartition(".")[2]
+    ends = (json.dumps(last, ensure_ascii=way)[1:].encode() for way in (True, False))
+    lists = re.compile(rb"(?i:%b)\s*:\s*\[" % b"|".join(map(re.escape, ends)))
+    for found in islice(lists.finditer(data), 100):
         if ".".join(path_of_list(data[: found.end()])) == name:
             return found.end()
     return None

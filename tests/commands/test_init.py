@@ -553,6 +553,12 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
         "it has no answers: 'output' is empty in every row"),
     "one empty row": ("a.jsonl", lines([{"source": "", "target": ""}]),
         "it has no answers: 'target' is empty in every row"),
+    "one object of questions": ("a.json", dumped({f"What about {t[0]}": t[1] for t in TALKS[:4]}),
+        "If its names are questions and its values answers, write a row for each"),
+    "papers with authors and judgements": ("a.jsonl", each(lambda t: {"title": f"About {t[0]}",
+        "abstract": f"We ask: {t[0]}", "authors": ["Ann Bell", "Carl Dee"], "relevance": {"why":
+        f"It says {t[1]}", "level": f"It is {t[1]}"}, "history": [{"by": "Sent by the author"}]}),
+        "If two fields contain"),
     "one row with an empty completion": ("a.csv", b"prompt,completion\nSum up:,\n",
         "it has no answers: 'completion' is empty in every row"),
     "one row of a log": ("a.jsonl", lines([{"event": "start", "time": 1.5, "gpus": [8, 9],

@@ -153,6 +153,14 @@ def test_an_object_that_does_not_match_rows_at_is_refused(data, match, read_byte
         read_bytes(data, "rows.json", rows_at="data")
 
 
+@pytest.mark.parametrize("name", ["data", "a.b", "дани"])
+def test_the_list_may_come_after_many_others(name, read_bytes):
+    words = {f"word {n}": [n] for n in range(150)}
+    data = json.dumps({"words": words, name: ROWS}).encode()
+
+    assert read_bytes(data, "rows.json", rows_at=name).texts == TEXTS
+
+
 def test_the_list_may_begin_within_the_first_megabyte(read_bytes):
     near, far = (orjson.dumps({"pad": "x" * size, "data": ROWS}) for size in (2**17, 2**21))
 

@@ -474,6 +474,11 @@ def _unknown(
             )
     if empty := empty_answers(survey.fields):
         return _no_answers(empty)
+    if survey.num_rows == 1 and len(names) > 2 and all(isinstance(v, str) for v in names.values()):
+        return (
+            "it is one object of texts. If its names are questions and its values answers, write "
+            'a row for each: {"question": "...", "answer": "..."}'
+        )
     if failed is not None and not failed.trial.bad:
         return "media=drop_rows leaves out all of its rows. Use media=drop_parts"
     if failed is not None:
@@ -491,7 +496,16 @@ def _unknown(
             f"{counted(trial.num_rows, 'example')} are bad rows ({reason}: "
             f"{trial.first_bad[reason]}). {helps}"
         )
+    texts = [name for name, value in names.items() if isinstance(value, str)]
     for name, value in names.items():
+        if what := marks_in(layout.rows, [name]):
+            return (
+                f"the text in '{name}' contains {what}, which packhouse cannot parse. "
+                "Write rows with messages ([{role, content}])."
+            )
+        # Of file 1012, papers with an abstract and a title, a row for each author was advised.
+        if sum(survey.fields[text].num_texts > 0 for text in texts) > 1:
+            continue
         if isinstance(value, list) and value and isinstance(value[0], str):
             if not any(" " in str(each) for each in value):  # words
                 return (
@@ -502,11 +516,6 @@ def _unknown(
                 f"{layout.num_rows:,} of {counted(survey.num_rows, 'row')} contain a list of "
                 f"texts in {name!r}. Write one row per text, with its answer or label; of a "
                 "conversation, one row with messages ([{role, content}])."
-            )
-        if what := marks_in(layout.rows, [name]):
-            return (
-                f"the text in '{name}' contains {what}, which packhouse cannot parse. "
-                "Write rows with messages ([{role, content}])."
             )
     others = [name for name in names if not is_metadata(name, survey.fields[name])] or [*names]
     is_text = len(others) == 1 and isinstance(row[others[0]], str)

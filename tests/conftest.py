@@ -51,13 +51,15 @@ USE_THE_STACK = {
 class Scheduling(LoadFileScheduling):
     """Files that use the stack go to one process: starting another stack takes 75 s.
 
-    So do tests of flows, whose Prefect server takes 25 s to start.
+    So do tests of flows, whose Prefect server takes 25 s to start, and of the store, with 8 s for
+    Ceph.
     """
 
     def _split_scope(self, nodeid: str) -> str:
         file = super()._split_scope(nodeid)
-        if file.startswith("tests/prefect/"):
-            return "prefect"
+        for folder in ("tests/prefect", "tests/store"):
+            if file.startswith(f"{folder}/"):
+                return folder
         return "stack" if file in USE_THE_STACK else file
 
 

@@ -3,17 +3,15 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import packhouse
 from packhouse.registry import BUILDS_ON, COMMANDS, PUBLIC
+from tests.prepared import TOKENIZER, python
 
 LIBRARY = Path(packhouse.__file__).parent
-TOKENIZER = LIBRARY.parent / "deployments" / "demo" / "tokenizer"
 ADDONS = sorted(
     path.stem
     for path in (LIBRARY / "addons").iterdir()
@@ -44,11 +42,12 @@ def import_all(package):
             if module.ispkg:
                 import_all(imported)
 
-def use(tokenizer, names, needed):
+def use(tokenizer, addon, names, needed):
     importlib.invalidate_caches()
     from packhouse.cli import cli
     packhouse.prepare("rows.jsonl", tokenizer=tokenizer, store="store", dataset="rows",
-                      cache="cache", seq_len=128, progress=False)
+                      cache="cache", seq_len=128, progress=False,
+                      publish={"report": addon in ("report", "ask")})  # it uses no other
     print(len(packhouse.load_packed("store/rows", cache="cache").with_format(None)))
     for name in names:
         try:
@@ -69,7 +68,7 @@ def run(tokenizer, addon, names, needed):
     for number in (1, 2):
         os.dup2(os.open(f"said/{addon}.{number}", os.O_WRONLY | os.O_CREAT), number)
     try:
-        use(tokenizer, names, needed)
+        use(tokenizer, addon, names, needed)
         print("done")
     except BaseException:
         traceback.print_exc()
@@ -81,7 +80,7 @@ os.fsync = lambda handle: None  # 54 per run, which take longer than its work
 import packhouse
 import_all(packhouse)
 from packhouse.system import worker
-forks = worker.WorkerForks(partial(importlib.import_module, "libraries"), 0, 0)
+forks = worker.WorkerForks(partial(importlib.import_module, "loaded"), 0, 0)
 worker._forks = forks.requests, worker._environment()
 assert not any(name.startswith("packhouse.addons.") for name in sys.modules)
 needed = json.loads(sys.argv[2])
@@ -95,6 +94,15 @@ for argument in sys.argv[3:]:
     Path("gone").rename(part)
     shutil.rmtree("store", ignore_errors=True)
     shutil.rmtree("cache/steps", ignore_errors=True)
+"""
+# What workers have before they are forked: libraries, and the tokenizer.
+LOADED = f"""
+from pathlib import Path
+import duckdb, packhouse.run.steps
+from packhouse.recipe import Recipe
+from packhouse.render.renderer import load_encoders
+recipe = Recipe(dataset="rows", sources=[{{"path": "rows.jsonl"}}], tokenizer={str(TOKENIZER)!r})
+load_encoders(recipe, Path("cache/tokenizers").absolute())
 """
 
 
@@ -113,17 +121,12 @@ def said(tmp_path_factory):
         if part.is_dir() and not any(part.iterdir()):  # of an add-on that became one module
             part.rmdir()
     (folder / "said").mkdir()
-    (folder / "libraries.py").write_text("import duckdb, packhouse.run.steps")
-    done = subprocess.run(
-        [
-            *(sys.executable, "-c", SCRIPT, str(TOKENIZER), json.dumps(NEEDED)),
-            *(f"{name}={','.join(names_of(name))}" for name in ADDONS),
-        ],
+    (folder / "loaded.py").write_text(LOADED)
+    done = python(
+        *("-c", SCRIPT, TOKENIZER, json.dumps(NEEDED)),
+        *(f"{name}={','.join(names_of(name))}" for name in ADDONS),
         cwd=folder,
         env=os.environ | {"PYTHONPATH": str(folder), "PYTHONSAFEPATH": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
     )
     assert done.returncode == 0, done.stderr
     return folder / "said"

@@ -5,6 +5,7 @@ not yet visible), or `never`. Input and output shards are small, so every step h
 """
 
 import os
+import resource
 import signal
 import tempfile
 from pathlib import Path
@@ -28,9 +29,11 @@ SMALL = {
 class Run:
     """Starts at once; it is a fork, because importing everything takes 4 s."""
 
-    def __init__(self, recipe: Path, cache: Path, step: str, nth: int, when: str) -> None:
+    def __init__(
+        self, recipe: Path, cache: Path, step: str, nth: int, when: str, num_files: int = 1024
+    ) -> None:
         self._said = tempfile.NamedTemporaryFile()
-        arguments = (self._said.name, recipe, cache, step, nth, when)
+        arguments = (self._said.name, recipe, cache, step, nth, when, num_files)
         self._process = forks_of("tests.chain.killed_run").Process(target=main, args=arguments)
         self._process.start()
 
@@ -45,8 +48,12 @@ class Run:
         self._said.close()
 
 
-def main(said: str, recipe_path: Path, cache: Path, name: str, nth: int, when: str) -> None:
+def main(
+    said: str, recipe_path: Path, cache: Path, name: str, nth: int, when: str, num_files: int
+) -> None:
     os.dup2(os.open(said, os.O_WRONLY), 2)
+    os.fsync = lambda handle: None  # as in tests/conftest.py
+    resource.setrlimit(resource.RLIMIT_NOFILE, (num_files, num_files))
     version_report.unpublished_report = lambda *_: "<!doctype html>\n"  # as in tests/conftest.py
     for (module, setting), value in SMALL.items():
         setattr(module, setting, value)

@@ -2,8 +2,6 @@
 
 import json
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -80,19 +78,6 @@ def test_a_run_that_was_killed_goes_on_without_doing_finished_jobs_again(
     assert not list((project.root / "cache" / "steps" / "tmp").glob("*"))
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(700)
-def test_two_runs_at_once_on_one_cache_are_both_right(project, recipe, small):
-    runs = [Run(recipe, project.cache, "pack", 1, "never") for _ in range(2)]
-    for run in runs:
-        code, said = run.wait()
-        assert code == 0, said
-    again = project.prepare()
-    assert not again.created
-    assert all(receipt.cached for receipt in again.receipts)
-    assert len(list((project.root / "store" / "sums" / "v").iterdir())) == 1
-
-
 def test_many_files_hold_the_rows_of_one(project, monkeypatch):
     one = project.prepare()
     for (module, name), value in SMALL.items():
@@ -139,9 +124,7 @@ def test_many_tiny_files_need_no_file_descriptor_each(project, recipe):
     for number in range(90):
         row = {"instruction": f"Say {number}.", "output": f"{number}, as you wish."}
         (folder / f"{number:05d}.jsonl").write_text(json.dumps(row) + "\n")
-    sources = f"sources=[{{path: {folder}, format: alpaca}}]"
-    limited = ("sh", "-c", 'ulimit -n 75 && exec "$@"', "sh", sys.executable, "-m", "packhouse")
-    command = ("prepare", str(recipe), "--cache", str(project.cache), "--set", sources, "--json")
-    done = subprocess.run([*limited, *command], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    project.edit(sources=[{"path": str(folder), "format": "alpaca"}])
+    run = Run(recipe, project.cache, "publish", 1, "never", num_files=75)
+    assert run.wait() == (0, "")
     assert len(list((project.cache / "steps" / "tokenize").iterdir())) == 90

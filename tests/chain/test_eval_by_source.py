@@ -1,6 +1,5 @@
 """Evaluation by source: files of each source, and sources used only for evaluation."""
 
-import json
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -110,7 +109,7 @@ def test_a_source_for_evaluation_only_takes_its_prompts_along(project, tmp_path)
 
 def test_a_row_that_stays_for_one_for_evaluation_only_is_not_trained(project):
     rows = [{"instruction": f"Add  1 to {n}.", "output": f"{n + 1}, a."} for n in range(5)]
-    (project.root / "test.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    project.write(rows, "test.jsonl")
     uri, _ = publish(project, only=True, dedup={"exact": "drop"}, split={"group_by": "record"})
 
     rows = {(row["source"].partition("/")[0], row["row"]): row for row in lineage(uri)}

@@ -1,7 +1,5 @@
 """Rows split into windows or into single-turn examples, through the whole chain."""
 
-import json
-
 import pyarrow.parquet as pq
 import pytest
 
@@ -32,7 +30,7 @@ def test_equal_parts_of_different_conversations_are_on_one_side_and_counted(proj
     rows = [chat for number in range(12) for chat in chats(number)]
     if options is not TURNS:  # the last exchange is a separate conversation too
         rows.append({"messages": rows[1]["messages"][2:]})
-    project.rows.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    project.write(rows)
     prepared = project.prepare(
         *CHATS,
         "audit.max_duplicates=1",
@@ -66,7 +64,7 @@ def thought(number, thinking, later="And then?"):
 
 def test_rows_that_differ_in_their_thinking_alone_are_on_one_side(project):
     rows = [thought(number, f"{way} {number}") for number in range(30) for way in "abc"]
-    project.rows.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    project.write(rows)
     prepared = project.prepare(
         *CHATS,
         "split.group_by=record",
@@ -86,7 +84,7 @@ def test_an_eval_that_shrinks_by_equal_windows_is_reported(project, capsys):
 
     turns = [{"role": "user", "content": MORE}, {"role": "assistant", "content": SAID}]
     rows = [{"messages": [*chats(n)[0]["messages"], *turns]} for n in range(60)]  # same end
-    project.rows.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    project.write(rows)
     base = ["sources.0.format=chat", "format.template=chat", "split.eval_fraction=0.5"]
     prepared = project.prepare(*base, *WINDOWS, "audit.max_duplicates=1")
 

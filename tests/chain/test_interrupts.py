@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,8 +11,7 @@ from packhouse.run.step import LocalRunner
 from packhouse.run.step_cache import Workspace
 from packhouse.system import terminal
 from packhouse.system.terminal import Interrupted
-
-TOKENIZER = Path(__file__).resolve().parents[2] / "deployments" / "demo" / "tokenizer"
+from tests.prepared import TOKENIZER, python
 
 
 @pytest.fixture
@@ -87,8 +84,6 @@ def test_a_command_stopped_by_ctrl_c_shows_how_to_continue():
         "waits.params.append(click.Argument(['x'], expose_value=False))\n"
         "cli.main()"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False
-    )
+    done = python("-c", program, timeout=100)
     assert done.returncode == 130, done.stderr
     assert done.stderr == "stopped by SIGINT. To continue, run:\n  packhouse doctor 'a b'\n"

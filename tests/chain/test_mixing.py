@@ -154,7 +154,7 @@ def mixed_rows(rows, parts, **settings):
 
 
 @given(ROWS, st.data())
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 def test_a_row_is_taken_with_all_its_records_and_as_if_it_had_one(rows, data):
     chosen = data.draw(
         st.fixed_dictionaries(

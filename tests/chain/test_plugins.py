@@ -2,9 +2,7 @@
 
 import importlib
 import json
-import os
 import re
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -12,8 +10,10 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 import packhouse
+from packhouse.cli import cli
 from packhouse.errors import (
     AuditError,
     ConfigError,
@@ -99,24 +99,16 @@ def prepare(tmp_path):
     return run
 
 
-def test_the_recipe_of_the_page_runs_in_processes_of_their_own(acme, tmp_path):
+def test_the_recipe_of_the_page_runs_in_processes_of_their_own(acme, tmp_path, monkeypatch):
     (tmp_path / "recipe.yaml").write_text(RECIPE)
     rows = [row(99, answers=()), *(row(number) for number in range(199))]
     (tmp_path / "faq.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     command = ["prepare", "recipe.yaml", "--set", f"tokenizer={TOKENIZER}", "--workers", "2"]
-    command += ["--cache", "cache"]
-    path = os.pathsep.join([str(acme.folder), str(ROOT)])
+    monkeypatch.chdir(tmp_path)
 
-    done = subprocess.run(
-        [sys.executable, "-m", "packhouse", *command],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = CliRunner().invoke(cli, [*command, "--cache", "cache"])
 
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.output
     assert "no_answer 1" in done.stdout
     assert "check 'no_emails' of acme-data 1.0: 0 of 199 rows" in done.stdout
     manifest = open_version(str(tmp_path / "store"), "faq").manifest

@@ -124,13 +124,6 @@ def test_a_version_gives_an_account_of_every_row(prepare):
     assert (again.id, again.is_new, ids(again)) == (version.id, None, ids(version))
 
 
-def test_a_plan_shows_the_result_and_publishes_nothing(prepare, file, tmp_path):
-    found = packhouse.plan(file, tokenizer=TOKENIZER, format=ALPACA, cache=tmp_path / "cache")
-    assert not (tmp_path / "store").exists()
-    version = prepare(file)
-    assert (found.rows, found.packs) == (60, version.train.num_rows)
-
-
 def test_odd_data_is_refused_with_a_suggestion(prepare, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for data, said in (

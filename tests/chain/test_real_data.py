@@ -3,8 +3,6 @@
 import itertools
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,30 +14,29 @@ from packhouse.run.chain import Prepared, prepare
 from packhouse.run.step import LocalRunner
 from packhouse.run.step_cache import Workspace
 from packhouse.store import open_version, verify_version
+from tests.prepared import python
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = ROOT / "deployments" / "recipes"
-NUM_ROWS = 200
+NUM_ROWS = 500  # enough for a side of 256 rows
 
 # Files of shared/data that no recipe reads, each with a tokenizer.
 FILES = {
     "alpaca_gpt4_eval_1000.jsonl": "mistral-7b-instruct-v0.3",
     "glaive_toolcall_en_demo.json": "qwen3",
-    "gsm8k_test.jsonl": "mistral-7b-instruct-v0.3",
     "llamafactory_alpaca_zh_demo.json": "qwen2.5-instruct",
     "reason_tool_use_demo_50.jsonl": "qwen2.5-instruct",
-    "sst2_dev.tsv": "qwen2.5-instruct",
 }
 SETTINGS = {
     # One row has nothing but reasoning, which this tokenizer's template never writes.
     "reason_tool_use_demo_50.jsonl": {"format": {"template": "chat", "reasoning": "strip"}},
-    "sst2_dev.tsv": {"format": {"template": "classification"}},
 }
-COLUMNS = {"fields": {"text": "content"}, "label_names": ["negative", "positive"]}
+LIKE_OTHERS = {"gsm8k_test.jsonl", "sst2_dev.tsv"}  # recipes read other parts of the same data
+HEADS = {"gsm8k": "gsm8k_train.jsonl", "sst2": "sst2_train.tsv", "sst2-bert": "sst2_train.tsv"}
 ROWS = {
-    "gsm8k": (7_473, {}),
+    "gsm8k": (NUM_ROWS, {}),
     "fastchat": (500, {}),
     "oasst": (100, {}),
     "messages": (128, {}),
@@ -72,14 +69,14 @@ def assert_sound(prepared: Prepared) -> None:
 
 @pytest.mark.parametrize("name", ROWS)
 def test_every_row_of_a_recipe_is_accounted_for(run, shared, tmp_path, monkeypatch, name):
-    """SST-2 has 67,349 rows; alpaca.yaml is prepared below."""
+    """Large files by their first rows; alpaca.yaml is prepared below."""
     monkeypatch.setenv("PACKHOUSE_SHARED", str(shared))
     overrides = ()
-    if name.startswith("sst2"):
-        with (shared / "data" / "sst2_train.tsv").open("rb") as lines:
-            head = b"".join(itertools.islice(lines, NUM_ROWS + 1))
-        (tmp_path / "head.tsv").write_bytes(head)
-        overrides = (f"sources.0.path={tmp_path / 'head.tsv'}",)
+    if name in HEADS:
+        with (shared / "data" / HEADS[name]).open("rb") as lines:
+            head = itertools.islice(lines, NUM_ROWS + HEADS[name].endswith(".tsv"))
+            (tmp_path / HEADS[name]).write_bytes(b"".join(head))
+        overrides = (f"sources.0.path={tmp_path / HEADS[name]}",)
     prepared = run(load_recipe(RECIPES / f"{name}.yaml", overrides))
 
     assert (prepared.ledger[0].rows_in, dict(prepared.ledger[0].quarantined)) == ROWS[name]
@@ -90,7 +87,7 @@ def test_every_row_of_a_recipe_is_accounted_for(run, shared, tmp_path, monkeypat
 def test_other_real_files_are_published_with_a_clean_audit(run, shared, name):
     recipe = {
         "dataset": Path(name).stem.replace("_", "-"),
-        "sources": [{"path": str(shared / "data" / name)} | (COLUMNS if "sst2" in name else {})],
+        "sources": [{"path": str(shared / "data" / name)}],
         "tokenizer": str(shared / "tokenizers" / FILES[name]),
         "validate": {"max_quarantined": 0.1},
         "pack": {"seq_len": 4096, "over_length": "truncate_turns"},
@@ -116,7 +113,8 @@ def test_every_real_file_is_tested(shared):
     kinds = {".json", ".jsonl", ".tsv"}
     names = {path.name for path in (shared / "data").iterdir() if path.suffix in kinds}
     of_recipes = "".join(path.read_text() for path in RECIPES.glob("*.yaml"))
-    assert {name for name in names if name not in of_recipes} - {"PROVENANCE.json"} == set(FILES)
+    others = {name for name in names if name not in of_recipes} - {"PROVENANCE.json"}
+    assert others == LIKE_OTHERS | set(FILES)
 
 
 MEMORY = """
@@ -133,14 +131,9 @@ def peak_mb(shared: Path, folder: Path, source: Path) -> tuple[float, dict]:
         *("prepare", str(RECIPES / "alpaca.yaml"), "--json", "--cache", str(folder / "cache")),
         *("--set", f"publish.store={folder / 'store'}", "--set", f"sources.0.path={source}"),
     ]
-    result = subprocess.run(
-        [sys.executable, "-c", MEMORY, *arguments],
-        cwd=ROOT,
-        env={**os.environ, "PACKHOUSE_SHARED": str(shared)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    environment = {**os.environ, "PACKHOUSE_SHARED": str(shared)}
+    result = python("-c", MEMORY, *arguments, cwd=ROOT, env=environment)
+    assert result.returncode == 0, result.stderr
     return int(result.stderr.splitlines()[-1]) / 1024, json.loads(result.stdout)
 
 

@@ -1,7 +1,5 @@
 """Counts of rows and of records, if a row makes several records."""
 
-import json
-
 import pytest
 
 from packhouse.addons.plan import estimate
@@ -23,10 +21,6 @@ def question(number, *answers):
     return message("prompter", f"Why {number}?", *answers)
 
 
-def write(project, rows):
-    project.rows.write_text("\n".join(map(json.dumps, rows)))
-
-
 @pytest.fixture
 def trees(project):
     """10 trees, 2 of them with bad paths: 1 in validate, 3 in tokenize."""
@@ -34,7 +28,7 @@ def trees(project):
         question(0, "Because.", "", "It ends with <|im_end|>."),
         question(1, "So.", "<|im_end|>", "<|im_end|> again"),
     ]
-    write(project, [*bad, *(question(n, "Because.", "So.") for n in range(2, 10))])
+    project.write([*bad, *(question(n, "Because.", "So.") for n in range(2, 10))])
     return project
 
 
@@ -68,13 +62,13 @@ def test_the_share_of_bad_rows_counts_each_row_once(trees, capsys):
 
 
 def test_rows_that_all_have_a_bad_record_still_give_their_good_ones(project):
-    write(project, [question(n, "So.", "<|im_end|>") for n in range(4)])
+    project.write([question(n, "So.", "<|im_end|>") for n in range(4)])
     all_may = "validate.max_quarantined=1"
 
     prepared = project.prepare(*TREES, REFUSE, all_may)
     assert sum(side.records for side in prepared.published.sides.values()) == 4
 
-    write(project, [question(n, "<|im_end|>", "a <|im_end|>") for n in range(4)])
+    project.write([question(n, "<|im_end|>", "a <|im_end|>") for n in range(4)])
     with pytest.raises(EmptyDatasetError, match=r"all 4 rows are bad \(control_text 8 records\)"):
         project.prepare(*TREES, REFUSE, all_may)
 
@@ -85,7 +79,7 @@ FLAGGED = {"role": "assistant", "content": "Paris.", "loss_mask": False, "mood":
 def test_fields_of_messages_that_nobody_reads_are_named_once_a_source(project, capsys):
     messages = [{"role": "user", "content": "The capital of France?"}, FLAGGED]
     row = {"messages": messages, "history": [["a", "b"]]}
-    project.rows.write_text("".join(json.dumps(row) + "\n" for row in [row] * 3))
+    project.write([row] * 3)
     prepared = project.prepare(
         "sources.0.format=chat", "format.template=chat", "audit.max_duplicates=1"
     )

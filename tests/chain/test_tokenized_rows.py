@@ -53,12 +53,8 @@ def make(*before):
     return rows
 
 
-def write(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
 def prepared(project, rows, *overrides):
-    write(project.root / "given.jsonl", rows)
+    project.write(rows, "given.jsonl")
     sources = 'sources=[{"path": "given.jsonl"}]'
     return project.prepare(sources, "format.template=chat", *overrides)
 
@@ -194,7 +190,7 @@ def test_records_that_were_joined_without_a_mark_stop_publication(project):
 
 
 def test_only_keys_of_pretokenized_rows_include_the_tokenizer(project, made, tmp_path):
-    write(project.root / "given.jsonl", made)
+    project.write(made, "given.jsonl")
     other = tmp_path / "tokenizer"
     other.mkdir()
     for file in (DEMO / "tokenizer").iterdir():

@@ -12,12 +12,8 @@ from packhouse.errors import QuarantineLimitError, SourceError
 LONG = "The sky is blue because of the air."
 
 
-def write(project, rows):
-    project.rows.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
 def test_the_option_works_as_printed(project):
-    write(project, [question(n) | {"it's so": LONG, "id": f"q {n} of a test"} for n in range(40)])
+    project.write([question(n) | {"it's so": LONG, "id": f"q {n} of a test"} for n in range(40)])
     given = 'sources.0.ignored_fields=["id"]'
     with pytest.raises(SourceError) as refused:
         project.prepare(given)
@@ -35,7 +31,7 @@ def test_the_option_works_as_printed(project):
 
 def test_text_next_to_token_ids_is_refused(project):
     rows = [{"input_ids": [n + 1, 5], "labels": [-100, 5], "text": LONG} for n in range(20)]
-    write(project, rows)
+    project.write(rows)
     with pytest.raises(SourceError, match="no setting reads the text in 'text'"):
         project.prepare("sources.0.format=tokenized")
     ignored = 'sources.0.ignored_fields=["text"]'
@@ -48,7 +44,7 @@ def test_text_next_to_token_ids_is_refused(project):
     [(20, 2, False), (20, 3, True), (100, 4, False)],
 )
 def test_three_rows_and_a_twentieth_of_the_rows_are_enough(project, rows, with_text, is_refused):
-    write(project, [question(n) | ({"note": LONG} if n < with_text else {}) for n in range(rows)])
+    project.write([question(n) | ({"note": LONG} if n < with_text else {}) for n in range(rows)])
     if is_refused:
         with pytest.raises(SourceError, match=f"'note' .{with_text} of {rows} rows"):
             project.prepare()
@@ -57,7 +53,7 @@ def test_three_rows_and_a_twentieth_of_the_rows_are_enough(project, rows, with_t
 
 
 def test_images_are_refused_with_the_setting_that_drops_them(project):
-    write(project, [question(n) | ({"photo": "a.jpg"} if n % 2 else {}) for n in range(20)])
+    project.write([question(n) | ({"photo": "a.jpg"} if n % 2 else {}) for n in range(20)])
     with pytest.raises(QuarantineLimitError, match=r"set `sources\.N\.media` to `drop_rows`"):
         project.prepare()
     prepared = project.prepare("sources.0.media=drop_rows")

@@ -94,7 +94,7 @@ def test_plan_foresees_the_refusal_that_a_run_meets(project):
     """3 of 60 rows are bad, with a limit of 2%: of all rows read, not of those that remain."""
     lines = project.rows.read_text().splitlines()
     rows = [{**json.loads(line), "n": "x" if i < 3 else str(i)} for i, line in enumerate(lines)]
-    project.rows.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    project.write(rows)
     few = with_where(project, where="cast(n as int) >= 40")  # 20 rows are left, and 37 are not
 
     def refusals(recipe: Recipe) -> tuple[str, ...]:

@@ -61,15 +61,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             HEAD + "sources: [{path: pairs.jsonl, format: pairs}]\n",
             "no_prompt': pairs/pairs.jsonl line 1, chosen has no prompt. Remedy: ",
         ),
-        (
-            HEAD + ROWS + "    fields: {messags: talk}\n",
-            "`fields` has the unknown key 'messags'; did you mean 'messages'?",
-        ),
-        (
-            HEAD + ROWS + "publish: {store: 's3:bucket/data'}\n",
-            "store 's3:bucket/data' lacks the '//' of an address, perhaps because of a "
-            "Path. Pass the string 's3://bucket/data'",
-        ),
     ],
 )
 def test_a_wrong_recipe_names_place_cause_and_fix(recipe: str, said: str, folder: Path) -> None:

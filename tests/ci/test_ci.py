@@ -427,7 +427,7 @@ def refuse(*arguments):
     raise StoreError("s3://bucket: access denied (AccessDenied). Check the credentials")
 
 
-@pytest.mark.parametrize("damage", ["flip", "cut", "receipt", "pickle", "outside"])
+@pytest.mark.parametrize("damage", ["flip", "outside"])  # others: test_hostile_stores.py
 def test_a_damaged_or_planted_step_of_the_mirror_is_not_used(damage, tmp_path):
     def hello(folder):
         (folder / "a.arrow").write_bytes(b"hello")
@@ -441,13 +441,8 @@ def test_a_damaged_or_planted_step_of_the_mirror_is_not_used(damage, tmp_path):
     receipt = json.loads((remote / "receipt.json").read_text())
     if damage == "flip":
         (remote / "a.arrow").write_bytes(b"hellp")
-    elif damage == "cut":
-        (remote / "a.arrow").write_bytes(b"hell")
-    elif damage == "receipt":
-        (remote / "receipt.json").write_text("[]")
     else:
-        name = {"pickle": "a.pkl", "outside": "../../a.arrow"}[damage]
-        receipt["files"] = {name: receipt["files"]["a.arrow"]}
+        receipt["files"] = {"../../a.arrow": receipt["files"]["a.arrow"]}
         (remote / "receipt.json").write_text(json.dumps(receipt))
     there = StepStore(tmp_path / "there")
     mirror = StepMirror(store=store, steps=there)

@@ -1,9 +1,9 @@
 """The server on SQLite: a transaction that reads and then writes survives a concurrent write."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
+
+from tests.prepared import python
 
 ROOT = Path(__file__).resolve().parents[2]
 TRANSACTIONS = """
@@ -44,13 +44,6 @@ def test_transactions_wait_for_their_turn_and_would_be_refused_without_it(tmp_pa
         "PREFECT_HOME": str(tmp_path),
         "PREFECT_API_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{tmp_path}/rows.db",
     }
-    done = subprocess.run(
-        [sys.executable, "-c", TRANSACTIONS],
-        cwd=ROOT,
-        env=os.environ | settings,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = python("-c", TRANSACTIONS, cwd=ROOT, env=os.environ | settings)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["database is locked", "[1]", "[2, 1]"]

@@ -6,6 +6,7 @@ import sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
+from tests.prepared import python
 from tests.store.ceph import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,9 +32,7 @@ print(is_freed_within(60))
 
 
 def test_objects_in_cycles_are_freed_and_would_stay_without_it():
-    command = [sys.executable, "-c", FREES]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout == "False\nTrue\n"
+    assert python("-c", FREES, cwd=ROOT).stdout == "False\nTrue\n"
 
 
 def test_it_waits_for_the_server():

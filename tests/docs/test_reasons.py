@@ -12,7 +12,10 @@ PACKAGE = Path(__file__).parents[2] / "packhouse"
 FILES = {
     "validate": (
         "read/*.py",
-        *(f"addons/{name}.py" for name in ("message_trees", "spreadsheets_databases", "where_select")),
+        *(
+            f"addons/{name}.py"
+            for name in ("message_trees", "spreadsheets_databases", "where_select")
+        ),
         "addons/tokenized_rows.py",
     ),
     "format": ("render/*.py",),

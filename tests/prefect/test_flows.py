@@ -8,7 +8,25 @@ from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import (
+    ArtifactFilter,
+    ArtifactFilterKey,
+    FlowRunFilter,
+    FlowRunFilterParentFlowRunId,
+)
+from prefect.client.schemas.sorting import ArtifactSort
+from prefect.exceptions import Pause
+from prefect.flow_engine import run_flow, run_flow_sync
+from prefect.logging.loggers import flow_run_logger
+from prefect.states import Cancelled, Crashed, Running, Scheduled
 
+from flows.backfill import backfill
+from flows.collect_garbage import gc
+from flows.prepare import STEPS, prepare
+from flows.promote import promote
+from flows.rollback import rollback
+from flows.verify import verify
 from packhouse.errors import (
     ConflictError,
     IntegrityError,
@@ -18,6 +36,10 @@ from packhouse.errors import (
 )
 from packhouse.recipe import load_recipe
 from packhouse.store import load_ref, open_store, set_ref
+from tasks import steps, versions
+from tasks.cleanup import end_parts
+from tasks.retries import is_transient
+from tasks.steps import tokenize
 from tests.prepared import DEMO
 
 ROW = {"instruction": "Name a prime.", "input": "", "output": "Seven."}
@@ -47,8 +69,6 @@ def history(cache, tmp_path_factory):
 
     Each has its final state, the jobs that ran, its pages, and the store after it.
     """
-    from tasks import steps
-
     place, kept = make_place(tmp_path_factory.mktemp("first")), tmp_path_factory.mktemp("stores")
     jobs, execute = [], steps.execute
     found = {}
@@ -102,16 +122,11 @@ def ref(place, name="latest"):
 
 
 def run_of(state):
-    from prefect.client.orchestration import get_client
-
     with get_client(sync_client=True) as client:
         return client.read_flow_run(state.state_details.flow_run_id)
 
 
 def tags_of_children(state):
-    from prefect.client.orchestration import get_client
-    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterParentFlowRunId
-
     parent = FlowRunFilterParentFlowRunId(any_=[state.state_details.flow_run_id])
     with get_client(sync_client=True) as client:
         found = client.read_flow_runs(flow_run_filter=FlowRunFilter(parent_flow_run_id=parent))
@@ -119,10 +134,6 @@ def tags_of_children(state):
 
 
 def newest(key):
-    from prefect.client.orchestration import get_client
-    from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
-    from prefect.client.schemas.sorting import ArtifactSort
-
     with get_client(sync_client=True) as client:
         found = client.read_artifacts(
             artifact_filter=ArtifactFilter(key=ArtifactFilterKey(any_=[key])),
@@ -170,10 +181,6 @@ def test_the_pages_of_a_version_hold_ledger_audit_sources_and_a_picture(history)
 @pytest.fixture
 def deployed(place, cache, monkeypatch):
     """Start runs of a deployment of `refresh`, and execute them as a worker would."""
-    from prefect.client.orchestration import get_client
-    from prefect.exceptions import Pause
-    from prefect.flow_engine import run_flow_sync
-
     from flows.refresh import refresh
 
     (place / "sources.yaml").write_text("allow: {read: [.], write: [.]}")
@@ -228,8 +235,6 @@ def test_a_deployed_run_waits_for_a_person_who_resumes_it_and_the_ref_moves(plac
 
 
 def test_a_cancelled_question_that_is_run_again_asks_again(place, deployed, first):
-    from prefect.states import Cancelled, Scheduled
-
     add_row(place)
     run = deployed.start(approval=True)
     deployed.client.set_flow_run_state(run.id, Cancelled())
@@ -260,8 +265,6 @@ def test_a_resumed_run_asks_again_if_its_sources_changed_and_ends_if_a_shell_ans
 def test_a_question_is_superseded_by_one_about_newer_sources_and_ends_if_promote_answers(
     place, deployed, first
 ):
-    from flows.promote import promote
-
     add_row(place)
     old = deployed.start(approval=True)
     add_row(place)
@@ -283,8 +286,6 @@ def assert_ended_by_another(deployed, run, candidate):
 
 
 def test_preparing_a_published_version_says_whether_the_ref_moved(place, cache, both):
-    from flows.prepare import prepare
-
     def again():
         return prepare(recipe_of(place), cache=str(cache), return_state=True)
 
@@ -305,8 +306,6 @@ def test_preparing_a_published_version_says_whether_the_ref_moved(place, cache, 
 
 
 def test_a_prepared_version_whose_ref_is_held_is_shown_as_held(place, cache, first):
-    from flows.prepare import prepare
-
     rows = (place / "chats.jsonl").read_text().splitlines()
     (place / "chats.jsonl").write_text("\n".join(rows[:20]) + "\n")
     recipe = recipe_of(place, "publish.max_source_drift=0.05")
@@ -321,8 +320,6 @@ def test_a_prepared_version_whose_ref_is_held_is_shown_as_held(place, cache, fir
 
 
 def test_a_refresh_never_moves_a_ref_back_to_a_published_version(place, cache, both):
-    from flows.rollback import rollback
-
     first, second = both
     shutil.copy(DEMO / "instructions.jsonl", place / "instructions.jsonl")
     back = refresh(place, cache).result()
@@ -374,9 +371,6 @@ def test_a_candidate_too_far_from_what_readers_have_is_held_and_announced(
 def test_a_refused_refresh_keeps_the_ref_and_gives_the_reason_without_a_traceback(
     overrides, name, says, place, cache, deployed, first, caplog, monkeypatch
 ):
-    from prefect.flow_engine import run_flow
-    from prefect.logging.loggers import flow_run_logger
-
     from flows.refresh import refresh
 
     for logger in ("prefect.flow_runs", "prefect.task_runs", "packhouse.flows"):
@@ -441,9 +435,6 @@ def test_a_refusal_shows_the_first_bad_rows_their_cause_and_what_to_type(place, 
 def test_rollback_goes_back_and_once_only_however_often_the_move_is_retried(
     place, cache, both, monkeypatch
 ):
-    from flows.rollback import rollback
-    from tasks import versions
-
     first, second = both
     moves = []
     real = versions.set_ref
@@ -468,9 +459,6 @@ def test_rollback_goes_back_and_once_only_however_often_the_move_is_retried(
 
 
 def test_a_conflict_is_not_retried(place, both, monkeypatch):
-    from flows.promote import promote
-    from tasks import versions
-
     moves, real = [], versions.set_ref
     monkeypatch.setattr(versions, "set_ref", lambda *a, **k: moves.append(a) or real(*a, **k))
     with pytest.raises(ConflictError, match="try again"):
@@ -480,10 +468,6 @@ def test_a_conflict_is_not_retried(place, both, monkeypatch):
 
 def test_all_tasks_are_retried_alike():
     """The two tests above show what that means: after transient errors, and no others."""
-    from flows.prepare import STEPS
-    from tasks import versions
-    from tasks.retries import is_transient
-
     others = ("look_at_sources", "datasets_of", "verify_one", "move_ref", "past_of_ref", "collect")
     tasks = [*STEPS, *(getattr(versions, name) for name in others)]
     assert {task.retries for task in tasks} == {3}
@@ -491,8 +475,6 @@ def test_all_tasks_are_retried_alike():
 
 
 def test_verify_reads_every_byte_of_all_datasets_and_fails_on_one_flipped(place, cache, first):
-    from flows.verify import verify
-
     store = place / "store"
     assert refresh(place, cache, "dataset=other").is_completed()
     state = verify(str(store), return_state=True)
@@ -517,8 +499,6 @@ def test_verify_reads_every_byte_of_all_datasets_and_fails_on_one_flipped(place,
 
 
 def test_gc_shows_first_and_deletes_when_told(place, cache, first):
-    from flows.collect_garbage import gc
-
     store = place / "store"
     dead = store / "demo" / "v" / "abcd1234.g0" / "data" / "train-00000-of-00001-0.parquet"
     dead.parent.mkdir(parents=True)
@@ -536,8 +516,6 @@ def test_gc_shows_first_and_deletes_when_told(place, cache, first):
 
 
 def test_a_backfill_continues_when_a_recipe_fails_and_names_it(place, cache, first):
-    from flows.backfill import backfill
-
     demo, bad = recipe_of(place), recipe_of(place, "dataset=bad", "validate.max_quarantined=0")
     state = backfill([bad, demo], cache=str(cache), return_state=True)
     assert state.is_failed()
@@ -560,13 +538,7 @@ def test_a_backfill_continues_when_a_recipe_fails_and_names_it(place, cache, fir
 
 
 def test_a_crashed_backfill_ends_its_children():
-    from prefect.client.orchestration import get_client
-    from prefect.states import Crashed, Running
-
-    from flows.backfill import backfill
     from flows.refresh import refresh
-    from tasks.cleanup import end_parts
-    from tasks.steps import tokenize
 
     with get_client(sync_client=True) as client:
         parent = client.create_flow_run(backfill, state=Running())

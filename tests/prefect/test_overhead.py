@@ -27,6 +27,7 @@ from prefect.settings import PREFECT_API_URL, get_current_settings
 from flows.command import write_parameters_alone
 from packhouse.recipe import Recipe
 from tasks import allowed_places
+from tests.prepared import python
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "deployments" / "demo" / "recipe.yaml"
@@ -62,9 +63,7 @@ def test_sigterm_stops_what_a_command_started():
         "os.kill(os.getpid(), signal.SIGTERM)\n"
         "time.sleep(60)"  # never sleeps to the end, because the signal comes first
     )
-    done = subprocess.run(
-        [sys.executable, "-c", run], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    done = python("-c", run, cwd=ROOT)
     assert (done.returncode, done.stdout) == (143, "stopped\n"), done.stderr
 
 
@@ -153,13 +152,6 @@ def test_a_command_imports_no_fastapi_and_sends_no_heartbeats(tmp_path):
     )
     settings = {"PREFECT_API_URL": PREFECT_API_URL.value(), "PREFECT_HOME": str(tmp_path / "home")}
     settings |= {"PYTHONPATH": str(ROOT), "PACKHOUSE_CACHE": str(tmp_path / "c")}
-    done = subprocess.run(
-        [sys.executable, "-c", run],
-        cwd=tmp_path,
-        env=os.environ | settings,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = python("-c", run, cwd=tmp_path, env=os.environ | settings)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "[] False"

@@ -1,6 +1,4 @@
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -9,6 +7,7 @@ from click.testing import CliRunner
 
 from flows.command import command
 from packhouse.cli import cli
+from tests.prepared import python
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "deployments" / "demo" / "recipe.yaml"
@@ -36,29 +35,24 @@ def test_a_cache_that_is_no_folder_is_refused_before_any_work(
     assert "Choose a folder with --cache or PACKHOUSE_CACHE" in done.output
 
 
-def prepare_demo(folder, **settings):
+def prepare_demo(folder, *program, **settings):
     kept = {name: text for name, text in os.environ.items() if not name.startswith("PREFECT_")}
     settings |= {"PYTHONPATH": str(ROOT), "PACKHOUSE_CACHE": str(folder / "cache")}
-    return subprocess.run(
-        [sys.executable, "-m", "flows.prepare", DEMO],
-        cwd=folder,
-        env=kept | settings,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return python(*(program or ("-m", "flows.prepare")), DEMO, cwd=folder, env=kept | settings)
 
 
 def test_an_embedded_server_that_does_not_start_says_why(tmp_path):
-    (tmp_path / "prefect.db").write_text("no database")
-    done = prepare_demo(tmp_path, PREFECT_HOME=str(tmp_path))
+    """The log of a database that is none; Prefect's server takes 15 s to notice."""
+    server = tmp_path / "python"
+    said = ["Traceback:", "sqlalchemy.exc.DatabaseError: (x) file is not a database", "[SQL: x]"]
+    server.write_text("#!/bin/sh\n" + "".join(f"echo '{line}' >&2\n" for line in said) + "exit 3")
+    server.chmod(0o755)
+    run = f"import sys; sys.executable = {str(server)!r}; from flows.command import main; main()"
+    done = prepare_demo(tmp_path, "-c", run, PREFECT_HOME=str(tmp_path))
     assert done.returncode == 6
-    said = done.stderr.splitlines()[-1]
-    assert said.startswith(
-        "TransientError: Prefect's embedded server did not start: sqlalchemy.exc."
-    )
-    assert "file is not a database (log: " in said
-    assert said.endswith("`packhouse prepare` needs no server")
+    told = done.stderr.splitlines()[-1]
+    assert told.startswith(f"TransientError: Prefect's embedded server did not start: {said[1]} (")
+    assert told.endswith("`packhouse prepare` needs no server")
 
 
 def test_a_dead_server_is_one_sentence_with_its_address(tmp_path):
@@ -87,8 +81,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 def test_the_embedded_server_of_a_run_that_was_killed_ends():
     """`sleep` stands for the server, which takes 20 s to start."""
-    done = subprocess.run([sys.executable, "-c", DIES], cwd=ROOT, capture_output=True, text=True)
-    pid = int(done.stdout)
+    pid = int(python("-c", DIES, cwd=ROOT).stdout)
     status = Path(f"/proc/{pid}/status")
     for _ in range(600):
         if not status.exists() or "State:\tZ" in status.read_text():

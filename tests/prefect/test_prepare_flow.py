@@ -5,8 +5,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId, FlowRunFilter
+from prefect.flow_engine import run_flow_sync
 
 import schemas
+from flows.prepare import prepare
 from packhouse.recipe import load_recipe
 from packhouse.run.chain import prepare as prepare_chain
 from packhouse.run.step import LocalRunner
@@ -29,8 +33,6 @@ def recipe(folder):
 @pytest.fixture(scope="module")
 def runs(recipe, folder):
     """Two runs of the demo with the same cache: their states, and the lines of their logs."""
-    from flows.prepare import prepare
-
     found = []
     logger, handler = logging.getLogger("packhouse.flows"), Lines()
     logger.addHandler(handler)
@@ -62,9 +64,6 @@ def task_states(flow_run_id):
 
 
 def read_task_states(flow_run_id):
-    from prefect.client.orchestration import get_client
-    from prefect.client.schemas.filters import FlowRunFilter
-
     with get_client(sync_client=True) as client:
         runs = client.read_task_runs(flow_run_filter=FlowRunFilter(id={"any_": [flow_run_id]}))
     return {run.name: run.state.name if run.state else "Pending" for run in runs}
@@ -106,8 +105,6 @@ def test_the_run_graph_shows_the_way_of_the_data(runs, read_graph):
 
 
 def test_workers_with_separate_disks_share_their_steps_through_a_mirror(tmp_path, monkeypatch):
-    from flows.prepare import prepare
-
     recipe = load_recipe(DEMO, (f"publish.store={tmp_path / 'store'}",))
     monkeypatch.setenv("PACKHOUSE_CACHE_MIRROR", f"file://{tmp_path / 'mirror'}")
     monkeypatch.setenv("PACKHOUSE_CACHE", str(tmp_path / "one"))
@@ -145,9 +142,6 @@ def test_the_log_tells_what_each_step_did_with_the_rows(runs):
 
 
 def test_artifacts_show_the_ledger_and_the_bad_rows(runs):
-    from prefect.client.orchestration import get_client
-    from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId
-
     prepared = runs[0].result
     run_id = ArtifactFilterFlowRunId(any_=[runs[0].state.state_details.flow_run_id])
     with get_client(sync_client=True) as client:
@@ -185,8 +179,6 @@ def test_the_version_is_an_asset_made_from_its_sources(runs, folder):
 
 def received(event, resource):
     """Return the event of this resource on the server; events arrive a little later."""
-    from prefect.client.orchestration import get_client
-
     wanted = {"event": {"name": [event]}, "resource": {"id": [resource]}}
     wanted["occurred"] = {"since": "2020-01-01T00:00:00Z"}
     deadline = time.monotonic() + 120
@@ -201,11 +193,6 @@ def received(event, resource):
 
 def test_only_a_name_that_a_person_typed_stays(recipe, runs, folder):
     """The doctest of `tasks.hooks.is_made_up` has other names."""
-    from prefect.client.orchestration import get_client
-    from prefect.flow_engine import run_flow_sync
-
-    from flows.prepare import prepare
-
     given = {"recipe": recipe, "cache": str(folder / "cache")}
     with get_client(sync_client=True) as client:
         run = client.create_flow_run(prepare, parameters=given, name="Small-fix")

@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from packhouse.store import open_version
-from tests.chain.conftest import DEMO, Project, question
+from tests.chain.conftest import DEMO, Project
 
 IGNORED = -100
 
@@ -36,40 +36,9 @@ def sequences(rows: list[dict]) -> list[tuple[str, list[int], list[int]]]:
     return found
 
 
-def write(project: Project, rows: list) -> None:
-    project.rows.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
 def end_token(project: Project) -> int:
     tokens = json.loads((DEMO / "tokenizer" / "tokenizer.json").read_text())["added_tokens"]
     return next(token["id"] for token in tokens if token["content"] == "<|im_end|>")
-
-
-def chat(*turns: str) -> dict:
-    roles = ("user", "assistant")
-    return {"messages": [{"role": roles[i % 2], "content": t} for i, t in enumerate(turns)]}
-
-
-def test_no_row_and_no_pack_without_a_trained_token_and_none_in_the_place_of_a_bad_one(project):
-    # Axolotl's filter for rows without a trained token compares a list with a number and drops
-    # none; TRL drops such rows only without packing, and publishes packs with only -100.
-    # ms-swift's lazy dataset replaces a failing row by a random one, so some rows train twice.
-    rows = [question(n) for n in range(40)]
-    rows += [{"instruction": f"{n} " * 100, "output": "Never seen."} for n in range(3)]
-    write(project, rows)
-    with project.rows.open("a") as file:
-        file.write('{"instruction": "half a')
-
-    prepared = project.prepare(
-        "validate.max_quarantined=0.1", "pack.seq_len=96", "pack.over_length=truncate_turns"
-    )
-
-    records = [record for record, _, _ in sequences(published(project, prepared))]
-    assert len(records) == len(set(records)) == 40
-    assert all(max(row["labels"]) >= 0 for row in published(project, prepared))
-    assert all(max(labels) >= 0 for _, _, labels in sequences(published(project, prepared)))
-    (pack,) = [line for line in prepared.ledger if line.step == "pack"]
-    assert sum(pack.dropped.values()) == 3
 
 
 def test_the_end_token_is_trained_where_it_is_the_pad_token_too(project, tmp_path):

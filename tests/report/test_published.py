@@ -8,8 +8,7 @@ from packhouse.store import pull_version, verify_version
 from packhouse.store.commit import LocalFile, publish_version
 from packhouse.store.object_store import open_store
 from packhouse.store.version_reader import open_address
-from tests.prepared import TOKENIZER, prepare_in
-from tests.report.test_version_report import island
+from tests.prepared import TOKENIZER
 
 ROWS = [{"instruction": f"Say {n}.", "output": f"{n}!"} for n in range(99)]
 
@@ -60,30 +59,3 @@ def test_another_page_is_the_same_version(kind, tmp_path):
 
     assert [each.created for each in done] == [True, False]
     assert done[0].manifest == done[1].manifest
-
-
-@pytest.mark.parametrize(
-    ("file_format", "layout", "strategy"),
-    [
-        ("jsonl", "compact", "next_fit"),
-        ("jsonl", "labels", "none"),
-    ],
-)
-def test_every_format_and_layout_has_samples_and_masks(file_format, layout, strategy, tmp_path):
-    version = prepare_in(
-        tmp_path,
-        ROWS,
-        tokenizer=TOKENIZER,
-        dataset="numbers",
-        seq_len=256,
-        format={"template": "alpaca"},
-        pack={"strategy": strategy},
-        publish={"file_format": file_format, "layout": layout},
-    )
-    html = version.report()
-    records = [r for s in island(html, "samples-data") for p in s["packs"] for r in p["records"]]
-
-    assert records
-    assert all(0 < record["num_trained"] < record["length"] for record in records)
-    assert all(record["place"].startswith("rows/") for record in records)
-    assert "Records by trained share" in html

@@ -181,36 +181,37 @@ def test_both_sides_of_a_pair_are_named_and_are_one_record(tmp_path):
     """3 pairs in a pack of 6 sequences: every sequence has its side and the place of its row."""
     rows = [{"prompt": f"Say {n}", "chosen": f"{n}", "rejected": "No."} for n in range(3)]
     version = _prepared(tmp_path, rows, "pairs")
-    (pack,) = _samples(version.report())
+    html = version.report()
+    (pack,) = _samples(html)
 
     assert pack["num_records"] == 3
     assert [record["side"] for record in pack["records"]] == ["chosen", "rejected"] * 3
     assert all(record["place"].startswith("rows/rows.jsonl:") for record in pack["records"])
-    assert "<td>3 / 3 / 3</td>" in version.report()
+    assert "<td>3 / 3 / 3</td>" in html
 
 
 def test_verdicts_and_loss_weights_are_shown(tmp_path):
     verdicts = [
         {"prompt": f"Say {n}", "completion": f"{n}", "label": bool(n % 2)} for n in range(4)
     ]
-    version = _prepared(tmp_path / "kto", verdicts, "kto")
-    sides = {record["side"] for pack in _samples(version.report()) for record in pack["records"]}
+    html = _prepared(tmp_path / "kto", verdicts, "kto").report()
+    sides = {record["side"] for pack in _samples(html) for record in pack["records"]}
     assert sides == {"good", "bad"}
     labels = "<td>bad</td><td class=number>2</td></tr><tr><td>good</td><td class=number>2</td>"
-    assert labels in version.report()
-    assert "packhouse.load_preferences(" in version.report()
-    assert "SFTTrainer" not in version.report()
+    assert labels in html
+    assert "packhouse.load_preferences(" in html
+    assert "SFTTrainer" not in html
 
     turns = [{"role": "user", "content": "Say"}, {"role": "assistant", "content": "a b c"}]
     rows = [{"messages": [turns[0], {**turns[1], "weight": w}]} for w in (0.25, 1)]
-    weighted = _prepared(tmp_path / "weights", rows, "auto")
-    (pack,) = _samples(weighted.report())
+    weighted = _prepared(tmp_path / "weights", rows, "auto").report()
+    (pack,) = _samples(weighted)
     weights = [run for record in pack["records"] for run in record["weights"]]
     trained = [run for record in pack["records"] for run in record["trained"]]
     assert [run[:2] for run in weights] == trained
     assert sorted(run[2] for run in weights) == [0.25, 1]
-    assert "loss weight other than 1" in weighted.report()
-    assert "loss weight" not in version.report().split("<script>", 1)[0]
+    assert "loss weight other than 1" in weighted
+    assert "loss weight" not in html.split("<script>", 1)[0]
 
 
 def test_labels_are_charted_if_classes_are_trained(tmp_path, shared):
@@ -269,8 +270,9 @@ def test_a_record_that_concat_cuts_is_one_record_everywhere(tmp_path):
     rows = [{"instruction": f"Say {n}", "output": "a " * n} for n in (3, 5, 300)]
     version = _prepared(tmp_path, rows, "alpaca", pack={"seq_len": 64, "strategy": "concat"})
     assert version.statistics["train"]["num_sequences"] > 3
-    assert "<dt>Records packed</dt><dd>3</dd>" in version.report()
-    assert "charts count each part separately" in version.report()
+    html = version.report()
+    assert "<dt>Records packed</dt><dd>3</dd>" in html
+    assert "charts count each part separately" in html
     assert "; 3 records, " in version._repr_html_()
     done = CliRunner().invoke(cli, ["stats", version.uri, "--json"])
     assert json.loads(done.stdout)["splits"][0]["records"] == 3

@@ -3,7 +3,6 @@
 import os
 import signal
 import sys
-import threading
 import time
 from contextlib import suppress
 from functools import partial
@@ -15,8 +14,8 @@ from packhouse.errors import TemplateError
 from packhouse.recipe import Recipe
 from packhouse.render.renderer import load_encoders
 from packhouse.system import worker
-from packhouse.tokenize.encoders import GigatokenEncoder, _loaded
 from tests.prepared import TOKENIZER
+from tests.runtime import calls
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks are not safe elsewhere")
 
@@ -41,42 +40,25 @@ def in_worker(call):
     return worker.run_in_worker(call, what="template 'toy'", blames=TemplateError)
 
 
-def load():
-    time.sleep(0.2)  # two workers are asked for while it loads
-    worker.loaded_by = os.getpid()
-
-
-def origin():
-    return [os.getppid(), worker.loaded_by]
-
-
-def own():
-    return [os.getpid(), os.getppid()]
-
-
 def test_they_share_what_was_loaded_once(fork_after):
-    parent = fork_after(load)
+    parent = fork_after(calls.load)
     both = [worker._Worker(), worker._Worker()]
     worker._idle.extend(both)
-    assert [in_worker(origin), in_worker(own)[1]] == [[parent, parent], parent]
+    assert [in_worker(calls.origin), in_worker(calls.own)[1]] == [[parent, parent], parent]
     both[1].end()
     worker._idle.remove(both[1])
-    assert in_worker(origin) == [parent, parent]
-
-
-def encoders_of_parent():
-    return [os.getppid(), len(_loaded), GigatokenEncoder.load.cache_info().currsize]
+    assert in_worker(calls.origin) == [parent, parent]
 
 
 def test_a_recipe_s_tokenizer_is_loaded_before_the_fork(fork_after, tmp_path):
     recipe = Recipe(dataset="toy", sources=[{"path": "a.jsonl"}], tokenizer=str(TOKENIZER))
     parent = fork_after(partial(load_encoders, recipe, tmp_path))
-    assert in_worker(encoders_of_parent) == [parent, 1, 1]
+    assert in_worker(calls.encoders_of_parent) == [parent, 1, 1]
 
 
 def test_one_whose_user_is_gone_is_killed(fork_after):
-    fork_after(load)
-    pid, _ = in_worker(own)
+    fork_after(calls.load)
+    pid, _ = in_worker(calls.own)
     idle = worker._idle.pop()
     idle._process._life.close()  # as the kernel does when a process of the pool is killed
     with suppress(psutil.NoSuchProcess):
@@ -84,22 +66,18 @@ def test_one_whose_user_is_gone_is_killed(fork_after):
     idle.end()
 
 
-def leave_a_thread():
-    threading.Thread(target=time.sleep, args=[60], daemon=True).start()
-
-
 @pytest.mark.parametrize(
     "fault",
     [
         partial(os.kill, 0, 99),  # raises
         partial(signal.raise_signal, signal.SIGSEGV),
-        leave_a_thread,
+        calls.leave_a_thread,
     ],
 )
 def test_they_are_started_if_the_tokenizer_cannot_be_loaded(fork_after, fault):
     fork_after(fault)
-    assert in_worker(own)[1] == os.getpid()
-    assert in_worker(own)[1] == os.getpid()
+    assert in_worker(calls.own)[1] == os.getpid()
+    assert in_worker(calls.own)[1] == os.getpid()
 
 
 class OnlyForks(int):
@@ -110,13 +88,14 @@ class OnlyForks(int):
 
 
 def test_they_are_started_if_loading_never_ends(fork_after, monkeypatch):
+    monkeypatch.setenv(worker.SECONDS, "1")  # which the first row may take on top
     monkeypatch.setattr(worker, "_QUIET_S", OnlyForks())
     monkeypatch.setattr(worker, "_END_S", 0.5)
     fork_after(partial(time.sleep, 3600))
-    assert in_worker(own)[1] == os.getpid()
+    assert in_worker(calls.own)[1] == os.getpid()
 
 
 def test_they_are_started_in_another_folder_or_environment(fork_after, monkeypatch, tmp_path):
-    fork_after(load)
+    fork_after(calls.load)
     monkeypatch.chdir(tmp_path)
-    assert in_worker(own)[1] == os.getpid()
+    assert in_worker(calls.own)[1] == os.getpid()

@@ -27,6 +27,7 @@ from packhouse.errors import (
 )
 from packhouse.system import worker
 from packhouse.tokenize import fingerprint_tokenizer
+from tests.runtime import calls
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +36,7 @@ def parent():
     if sys.platform != "linux":
         yield None
         return
-    forks = worker.WorkerForks(partial(importlib.import_module, __name__), 0, 0)
+    forks = worker.WorkerForks(partial(importlib.import_module, calls.__name__), 0, 0)
     yield forks
     forks.close()
 
@@ -55,18 +56,6 @@ both = pytest.mark.parametrize("forks", ["started", "forked"], indirect=True)
 
 def in_worker(call):
     return worker.run_in_worker(call, what="template 'toy'", blames=TemplateError)
-
-
-def kill_itself(number):
-    os.kill(os.getpid(), number)
-
-
-def environment():
-    return dict(os.environ)
-
-
-def open_files():
-    return [str(entry.resolve()) for entry in Path("/proc/self/fd").iterdir()]
 
 
 @both
@@ -92,7 +81,7 @@ def test_a_worker_sees_no_credentials(monkeypatch):
     for name in secrets:
         monkeypatch.setenv(name, "canary")
 
-    assert "canary" not in in_worker(environment).values()
+    assert "canary" not in in_worker(calls.environment).values()
 
 
 @both
@@ -100,7 +89,7 @@ def test_a_worker_inherits_no_files(tmp_path):
     with (tmp_path / "open").open("w") as file:
         os.set_inheritable(file.fileno(), True)
         in_worker(partial(os.getpid))
-        assert not any(str(tmp_path) in name for name in in_worker(open_files))
+        assert not any(str(tmp_path) in name for name in in_worker(calls.open_files))
 
 
 def test_errors_come_back_as_they_were(tmp_path):
@@ -131,7 +120,7 @@ def test_a_result_that_is_not_json_is_refused():
 )
 def test_a_worker_that_dies_is_an_error_and_the_next_call_gets_another(number, error, said):
     with pytest.raises(error, match=said):
-        in_worker(partial(kill_itself, number))
+        in_worker(partial(calls.kill_itself, number))
 
     assert in_worker(partial(operator.add, 1, 2)) == 3
 
@@ -168,13 +157,6 @@ def test_an_answer_that_is_too_long_is_an_error_and_no_wait(monkeypatch):
         in_worker(partial(operator.mul, "a", 500_000))  # more than the pipe holds
 
 
-def lie(*pieces):
-    """Write bytes to the parent instead of an answer, and continue normally."""
-    for piece in pieces:
-        worker._served.socket.sendall(piece)
-    return "the truth"
-
-
 def framed(payload):
     return len(payload).to_bytes(8, "little") + payload
 
@@ -198,7 +180,7 @@ def framed(payload):
 def test_an_invalid_reply_is_an_error_and_ends_the_worker(payload):
     pid = in_worker(os.getpid)
     with pytest.raises(TemplateError, match="its reply is not JSON"):
-        in_worker(partial(lie, framed(payload)))
+        in_worker(partial(calls.lie, framed(payload)))
     assert in_worker(os.getpid) != pid
 
 
@@ -206,15 +188,15 @@ def test_an_invalid_reply_is_an_error_and_ends_the_worker(payload):
 def test_an_error_of_a_worker_is_one_of_ours(named):
     said = orjson.dumps(["error", named, "said", {"message": 1, "self": 2}])
     with pytest.raises(PackhouseError, match="said"):
-        in_worker(partial(lie, framed(said)))
+        in_worker(partial(calls.lie, framed(said)))
     worker._end_idle()  # later answers do not belong to the next call
 
 
 def test_one_call_has_one_result():
     with pytest.raises(TemplateError, match="its worker returned 2 results for one call"):
-        in_worker(partial(lie, framed(b'["item", 1]')))
+        in_worker(partial(calls.lie, framed(b'["item", 1]')))
     with pytest.raises(TemplateError, match="its worker returned 0 results for one call"):
-        in_worker(partial(lie, framed(b'["done"]')))
+        in_worker(partial(calls.lie, framed(b'["done"]')))
     worker._end_idle()
 
 
@@ -226,12 +208,7 @@ def test_lists_that_lie_about_their_values_are_not_followed():
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)
     with pytest.raises(TemplateError, match="its reply is not JSON"):
-        list(stream(partial(lie, framed(sink.getvalue().to_pybytes()))))
-
-
-def lie_and_stop(*pieces):
-    lie(*pieces)
-    kill_itself(signal.SIGSTOP)
+        list(stream(partial(calls.lie, framed(sink.getvalue().to_pybytes()))))
 
 
 @pytest.mark.parametrize(
@@ -250,22 +227,7 @@ def test_a_worker_that_stops_in_the_middle_of_a_message_is_ended(piece, tmp_path
         (tmp_path / "file").open("rb") as file,
         pytest.raises(TemplateError, match="without using CPU time"),
     ):
-        list(stream(partial(lie_and_stop, piece), file=file))
-
-
-def spin(seconds):
-    end = time.process_time() + seconds
-    while time.process_time() < end:
-        pass
-
-
-def spin_often(times, each, row=None):
-    for number in range(times):
-        if row is not None:
-            worker.at(row.format(number))
-        with worker.limited():
-            spin(each)
-    return "done"
+        list(stream(partial(calls.lie_and_stop, piece), file=file))
 
 
 @both
@@ -279,45 +241,24 @@ def test_a_worker_that_sleeps_is_ended_by_its_parent(monkeypatch):
 
 def test_many_short_renderings_do_not_add_up_to_a_limit(monkeypatch):
     monkeypatch.setenv(worker.SECONDS, "1")
-    assert in_worker(partial(spin_often, 15, 0.1, "row {}")) == "done"
+    assert in_worker(partial(calls.spin_often, 15, 0.1, "row {}")) == "done"
 
 
 def test_renderings_of_one_row_count_for_it(monkeypatch):
     monkeypatch.setenv(worker.SECONDS, "1")
     monkeypatch.setattr(worker, "_ROW_TIMES", 2)
     with pytest.raises(TemplateError, match="row 3: takes more CPU time than its limit of 2 s"):
-        in_worker(partial(spin_often, 40, 0.1, "row 3"))
+        in_worker(partial(calls.spin_often, 40, 0.1, "row 3"))
 
 
 def test_text_that_is_no_unicode_does_not_break_the_answer():
     with pytest.raises(TemplateError, match=r"ValueError: \\ud800"):
-        in_worker(partial(raise_, ValueError("\ud800")))
+        in_worker(partial(calls.raise_, ValueError("\ud800")))
     with pytest.raises(TokenizerError, match="ud800"):
-        in_worker(partial(raise_, TokenizerError("\ud800", name="\ud800")))
+        in_worker(partial(calls.raise_, TokenizerError("\ud800", name="\ud800")))
     with pytest.raises(FileNotFoundError, match=r"gone-.*udcff"):
         in_worker(Path("gone-\udcff").read_bytes)
     assert in_worker(partial(operator.add, 1, 2)) == 3
-
-
-def raise_(error):
-    raise error
-
-
-def batches(count):
-    for number in range(count):
-        yield pa.record_batch({"n": [number]})
-
-
-def end_after_an_item():
-    yield "item"
-    os._exit(0)
-
-
-def read_twice():
-    with worker.file_of_parent() as file:
-        yield file.read(5).decode()
-        file.seek(-4, os.SEEK_END)
-        yield file.read().decode()
 
 
 def stream(call, **limits):
@@ -325,11 +266,11 @@ def stream(call, **limits):
 
 
 def test_batches_come_one_by_one_and_who_stops_listening_ends_the_worker():
-    found = stream(partial(batches, 3))
+    found = stream(partial(calls.batches, 3))
     assert [batch["n"].to_pylist() for batch in found] == [[0], [1], [2]]
 
     pid = in_worker(os.getpid)
-    endless = stream(partial(batches, 10**9))
+    endless = stream(partial(calls.batches, 10**9))
     assert [batch["n"][0].as_py() for batch in itertools.islice(endless, 2)] == [0, 1]
     endless.close()
     assert in_worker(os.getpid) != pid
@@ -338,7 +279,7 @@ def test_batches_come_one_by_one_and_who_stops_listening_ends_the_worker():
 @both
 def test_a_kept_worker_that_ends_in_the_middle_of_a_call_is_an_error_and_no_item_comes_twice():
     in_worker(os.getpid)
-    items = stream(end_after_an_item)
+    items = stream(calls.end_after_an_item)
     assert next(items) == "item"
     with pytest.raises(TemplateError, match="exit code 0"):
         next(items)
@@ -349,7 +290,7 @@ def test_a_worker_reads_the_open_file_of_its_parent(tmp_path):
     (tmp_path / "file").write_bytes(b"first" + b"x" * 3_000_000 + b"last")
     with (tmp_path / "file").open("rb") as file:
         (tmp_path / "file").unlink()
-        assert list(stream(read_twice, file=file)) == ["first", "last"]
+        assert list(stream(calls.read_twice, file=file)) == ["first", "last"]
 
 
 def test_a_fork_leaves_its_parents_workers_alone():

@@ -6,8 +6,6 @@ Peaks are measured where the kernel records them, for a process and its children
 import gzip
 import json
 import os
-import subprocess
-import sys
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +19,7 @@ import pytest
 from packhouse.errors import SourceError
 from packhouse.read import parquet_files
 from packhouse.system import worker
+from tests.prepared import python
 
 MIB = 2**20
 
@@ -48,7 +47,7 @@ print(json.dumps({"rows": rows, "bad": bad, "error": error, "grown": peak() - be
 
 
 def read(path: Path) -> dict[str, Any]:
-    done = subprocess.run([sys.executable, "-c", READ, str(path)], capture_output=True, text=True)
+    done = python("-c", READ, path)
     assert done.returncode == 0, done.stderr[-2000:]
     return dict(json.loads(done.stdout))
 

@@ -4,11 +4,11 @@ import json
 import os
 import pickle
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.prepared import python
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "deployments" / "demo" / "recipe.yaml"
@@ -51,11 +51,7 @@ def run(canary, folder, *command, **environment):
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "PACKHOUSE_"))}
     own = {"PYTHONPATH": f"{site}:{ROOT}", "PICKLE_CANARY": str(canary)}
     own |= {"PACKHOUSE_CACHE": str(folder / "loaded")}  # another one may contain the good bytes
-    return subprocess.run(
-        [sys.executable, *command],
-        env=clean | own | environment,
-        capture_output=True, text=True, cwd=ROOT, timeout=300, check=False,
-    )  # fmt: skip
+    return python(*command, env=clean | own | environment, cwd=ROOT, timeout=300)
 
 
 def prepare(canary, folder):

@@ -1,37 +1,25 @@
 """A fake Hub for reading: its API for repositories, trees and paths, and downloads."""
 
-import json
 import re
-import threading
 from hashlib import sha1
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
+
+from tests.local_servers import LocalServer, QuietHandler
 
 TOKEN = "hf_standin"
 
 
-class HubFiles(ThreadingHTTPServer):
+class HubFiles(LocalServer):
     """Repositories as commits, each with a revision name and its files."""
 
-    daemon_threads = True
-
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.endpoint = f"http://127.0.0.1:{self.server_address[1]}"
+        super().__init__(_Handler)
         self.repos: dict[str, dict[str, dict[str, bytes]]] = {}
         self.private: set[str] = set()
         self.gated: set[str] = set()
         self.requests: list[str] = []
         self.cut_after: int | None = None
         self.status = 0
-
-    def __enter__(self) -> "HubFiles":
-        threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.shutdown()
-        self.server_close()
 
     def commit_of(self, repo: str, revision: str) -> str | None:
         for name, files in self.repos[repo].items():
@@ -45,8 +33,7 @@ class HubFiles(ThreadingHTTPServer):
         return self.repos[repo][names[0]]
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class _Handler(QuietHandler):
     server: HubFiles
 
     def do_GET(self) -> None:
@@ -63,7 +50,7 @@ class _Handler(BaseHTTPRequestHandler):
         path = unquote(urlsplit(self.path).path)
         self.server.requests.append(f"{self.command} {path}")
         if self.server.status:
-            return self._say(self.server.status, {"error": "no"})
+            return self.say(self.server.status, {"error": "no"})
         api = re.fullmatch(
             r"/api/(?:datasets|models)/([^/]+/[^/]+)"
             r"(?:/(revision|tree|paths-info)/([^/]+)/?(.*))?",
@@ -72,40 +59,40 @@ class _Handler(BaseHTTPRequestHandler):
         load = re.fullmatch(r"(?:/datasets)?/([^/]+/[^/]+)/(resolve)/([^/]+)/(.+)", path)
         match = api or load
         if match is None:
-            return self._say(404, {"error": path})
+            return self.say(404, {"error": path})
         repo, what, revision, rest = match.groups()
         if not self._may_see(repo):
             return None
         commit = self.server.commit_of(repo, revision or "main")
         if commit is None:
-            return self._say(404, {"error": "revision"}, {"X-Error-Code": "RevisionNotFound"})
+            return self.say(404, {"error": "revision"}, {"X-Error-Code": "RevisionNotFound"})
         files = self.server.files(repo, commit)
         if what == "resolve":
             return self._load(files, rest, commit)
         if what == "tree":
-            return self._say(200, [e for e in entries(files) if is_below(e["path"], rest)])
+            return self.say(200, [e for e in entries(files) if is_below(e["path"], rest)])
         if what == "paths-info":
             wanted = parse_qs(self.body.decode())["paths"]
-            return self._say(200, [e for e in entries(files) if e["path"] in wanted])
+            return self.say(200, [e for e in entries(files) if e["path"] in wanted])
         siblings = [{"rfilename": name} for name in sorted(files)]
-        return self._say(200, {"id": repo, "sha": commit, "siblings": siblings, "tags": []})
+        return self.say(200, {"id": repo, "sha": commit, "siblings": siblings, "tags": []})
 
     def _may_see(self, repo: str) -> bool:
         given = self.headers.get("Authorization")
         if given not in (None, f"Bearer {TOKEN}"):
-            self._say(401, {"error": "Invalid credentials"})
+            self.say(401, {"error": "Invalid credentials"})
         elif repo in self.server.gated and given is None:
-            self._say(403, {"error": "gated"}, {"X-Error-Code": "GatedRepo"})
+            self.say(403, {"error": "gated"}, {"X-Error-Code": "GatedRepo"})
         elif repo in self.server.repos and (repo not in self.server.private or given):
             return True
         else:
             status = 404 if given else 401  # like the Hub: without a token, nobody learns which
-            self._say(status, {"error": "no"}, {"X-Error-Code": "RepoNotFound"})
+            self.say(status, {"error": "no"}, {"X-Error-Code": "RepoNotFound"})
         return False
 
     def _load(self, files: dict[str, bytes], path: str, commit: str) -> None:
         if path not in files:
-            return self._say(404, {"error": path}, {"X-Error-Code": "EntryNotFound"})
+            return self.say(404, {"error": path}, {"X-Error-Code": "EntryNotFound"})
         data = files[path]
         headers = {"X-Repo-Commit": commit, "ETag": f'"{sha1(data).hexdigest()}"'}
         first = 0
@@ -126,20 +113,6 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.flush()
             self.connection.shutdown(2)
         return None
-
-    def _say(self, status: int, answer: object, headers: dict[str, str] | None = None) -> None:
-        text = json.dumps(answer).encode()
-        self.send_response_only(status)
-        for name, value in (headers or {}).items():
-            self.send_header(name, value)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(text)))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(text)
-
-    def log_message(self, *_: object) -> None:
-        """Log nothing."""
 
 
 def entries(files: dict[str, bytes]) -> list[dict[str, object]]:

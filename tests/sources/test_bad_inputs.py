@@ -608,12 +608,6 @@ def test_a_broken_order_is_a_bad_row(case, read_bytes):
     assert source.reasons == [reason]
 
 
-def test_53_ending_on_user_may_be_allowed(read_bytes):
-    row = turns(("user", "a"), ("assistant", "b"), ("user", "c"))
-
-    assert read_bytes(row, rules={"allow_ends_on_user": True}).validated.num_rows == 1
-
-
 @pytest.mark.parametrize("arguments", ["{not json", "[1]", '"text"', [1], 5, None])
 def test_56_tool_call_arguments_are_an_object_or_text(arguments, read_bytes):
     def row(value):

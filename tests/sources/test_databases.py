@@ -2,8 +2,6 @@
 
 import os
 import sqlite3
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +9,7 @@ import pytest
 from packhouse.errors import SourceError
 from packhouse.read import scan_source
 from packhouse.recipe import SourceConfig
+from tests.prepared import python
 
 QA = [[("user", "q0"), ("assistant", "a0")], [("user", "q1"), ("assistant", "a1")]]
 
@@ -156,10 +155,7 @@ def test_conversion_of_duckdb_values(tmp_path, read):
         "print(rows.rows[0]['moment'])"
     )
     environment = {**os.environ, "TZ": "Asia/Tokyo"}  # of another machine
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
-    )
-    assert done.stdout == "2024-01-31 08:30:00+00:00\n"
+    assert python("-c", code, env=environment).stdout == "2024-01-31 08:30:00+00:00\n"
 
 
 def test_a_file_of_duckdb_whose_text_was_changed_is_refused(tmp_path, read):

@@ -230,16 +230,6 @@ def test_another_header_is_another_identity_for_every_shard(tmp_path):
     assert all(one != other for one, other in zip(before, after, strict=True))
 
 
-def test_a_copy_elsewhere_has_the_same_identity(tmp_path):
-    identities = []
-    for folder in ("a", "b"):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / "rows.jsonl").write_bytes(as_jsonl(ROWS))
-        shards = scan_source(SourceConfig(path=str(tmp_path / folder / "rows.jsonl")), 1000)
-        identities.append([shard.identity() for shard in shards])
-    assert identities[0] == identities[1]
-
-
 def test_a_small_first_gzip_member_hides_no_format(read_bytes):
     talk = orjson.dumps({"messages": [{"from": "human", "value": "q"}]})
     members = [talk[:20], talk[20:], b"\n", as_jsonl([{"instruction": "q", "output": "a"}])]

@@ -5,8 +5,6 @@ import math
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -196,29 +194,6 @@ def test_a_long_prompt_groups_records_and_a_header_does_not(tmp_path):
     keys = read_source(path).validated["group_key"].to_pylist()
     assert keys[0] == keys[1]
     assert len(set(keys)) == 3
-
-
-def test_files_of_every_kind_give_the_same_records(tmp_path):
-    from datasets import Dataset
-
-    rows = [
-        {"input_ids": [*IDS, 10 + number], "labels": [*LABELS, 10 + number], "length": 7}
-        for number in range(20)
-    ]
-    table = pa.Table.from_pylist(rows)
-    pq.write_table(table, tmp_path / "rows.parquet")
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "rows.json").write_text(json.dumps(rows))
-    Dataset.from_list(rows).save_to_disk(tmp_path / "saved")
-
-    found = []
-    for name in ("rows.parquet", "rows.jsonl", "rows.json", "saved/*.arrow"):
-        source = read_source(tmp_path / name)
-        assert {shard.row_format for shard in source.shards} == {"tokenized"}
-        assert not source.quarantined.num_rows
-        assert not source.extra_fields
-        found.append(source.validated["record_id"].to_pylist())
-    assert all(each == found[0] for each in found)
 
 
 def test_a_name_is_of_ids_and_mask(tmp_path):

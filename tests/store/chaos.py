@@ -177,7 +177,8 @@ def reclaim(environment: dict[str, str], root: str) -> Counts:
     """Check that one collection removes all garbage from the store and damages nothing."""
     os.environ.update(environment)
     store = open_store(root)
-    time.sleep(1.1)  # S3 answers give the time in whole seconds
+    if environment:
+        time.sleep(1.1)  # S3 answers give the time in whole seconds
     before = list_versions(store, "tiny")
     report = collect_garbage(store, "tiny", grace_s=0, dry_run=False)
     assert list_versions(store, "tiny") == before

@@ -158,5 +158,11 @@ def root(request, tmp_path):
 
 
 @pytest.fixture
+def store(tmp_path):
+    """An empty store in a folder."""
+    return open_store(str(tmp_path / "store"))
+
+
+@pytest.fixture
 def any_store(root):
     return open_store(root)

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import format_datetime
 from hashlib import md5
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
+
+from tests.local_servers import LocalServer, QuietHandler
 
 BUCKET = "versions"
 
@@ -27,15 +28,13 @@ class Stored:
         return f'"{md5(self.body, usedforsecurity=False).hexdigest()}"'
 
 
-class GcsServer(ThreadingHTTPServer):
+class GcsServer(LocalServer):
     """Objects of one bucket; `faults` are statuses for the next uploads, before or after them."""
 
-    daemon_threads = True
     request_queue_size = 128
 
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.endpoint = f"http://127.0.0.1:{self.server_address[1]}"
+        super().__init__(_Handler)
         self.objects: dict[str, Stored] = {}
         self.generation = 1_700_000_000_000_000
         self.lock = threading.Lock()
@@ -43,14 +42,6 @@ class GcsServer(ThreadingHTTPServer):
         self.faults: list[tuple[str, int]] = []
         self.refuse_with = 0
         self.num_requests = 0
-
-    def __enter__(self) -> "GcsServer":
-        threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.shutdown()
-        self.server_close()
 
     def put(self, name: str, body: bytes, wanted: str | None) -> Stored | None:
         """Return the new object, or None if its condition is not met."""
@@ -64,9 +55,7 @@ class GcsServer(ThreadingHTTPServer):
             return self.objects[name]
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
+class _Handler(QuietHandler):
     server: GcsServer
 
     def do_GET(self) -> None:
@@ -162,17 +151,11 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(status, text.encode() if code else b"")
 
     def _answer(self, status: int, body: bytes, of: Stored | None = None, part: str = "") -> None:
-        self.send_response(status)
+        headers = {}
         if of is not None:
-            self.send_header("x-goog-generation", of.generation)
-            self.send_header("ETag", of.etag)
-            self.send_header("Last-Modified", format_datetime(of.updated, usegmt=True))
+            updated = format_datetime(of.updated, usegmt=True)
+            headers = {"ETag": of.etag, "Last-Modified": updated}
+            headers["x-goog-generation"] = of.generation
             if part:
-                self.send_header("Content-Range", f"{part}/{len(of.body)}")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        """Log nothing."""
+                headers["Content-Range"] = f"{part}/{len(of.body)}"
+        self.answer(status, body, headers)

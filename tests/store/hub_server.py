@@ -7,19 +7,16 @@ at a separate URL, then a commit that refers to them by sha256.
 import base64
 import hashlib
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from tests.local_servers import LocalServer, QuietHandler
 
-class HubServer(ThreadingHTTPServer):
+
+class HubServer(LocalServer):
     """Repositories in memory; `race` runs once before the next commit is checked."""
 
-    daemon_threads = True
-
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.endpoint = f"http://127.0.0.1:{self.server_address[1]}"
+        super().__init__(_Handler)
         self.repos: dict[str, list[dict[str, bytes]]] = {}
         self.race: Any = None
         self.refuse_with = 0
@@ -28,14 +25,6 @@ class HubServer(ThreadingHTTPServer):
         self.lfs: dict[str, bytes] = {}
         self.parts: dict[str, dict[int, bytes]] = {}
         self.num_lfs_puts = 0
-
-    def __enter__(self) -> "HubServer":
-        threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.shutdown()
-        self.server_close()
 
     def sha(self, repo: str) -> str:
         return f"{len(self.repos[repo]):040x}"
@@ -81,29 +70,28 @@ class HubServer(ThreadingHTTPServer):
         return {"oid": oid, "size": size, "actions": {"upload": upload}}
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class _Handler(QuietHandler):
     server: HubServer
 
     def do_PUT(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         if self.server.refuse_lfs_with:
-            self._say(self.server.refuse_lfs_with, {"error": "no"})
+            self.say(self.server.refuse_lfs_with, {"error": "no"})
             return
         _, _, oid, part = self.path.split("/")
         self.server.receive(oid, int(part), body)
-        self._say(200, {}, etag=f'"{part}"')
+        self.say(200, {}, {"ETag": f'"{part}"'})
 
     def do_GET(self) -> None:
         if self._refused():
             return
         repo = "/".join(self.path.split("?")[0].split("/")[3:5])
         if repo not in self.server.repos or "/xet-" in self.path:
-            self._say(404, {"error": self.path})
+            self.say(404, {"error": self.path})
             return
         files = self.server.repos[repo][-1]
         siblings = [{"rfilename": name} for name in sorted(files)]
-        self._say(200, {"id": repo, "sha": self.server.sha(repo), "siblings": siblings, "tags": []})
+        self.say(200, {"id": repo, "sha": self.server.sha(repo), "siblings": siblings, "tags": []})
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
@@ -113,50 +101,37 @@ class _Handler(BaseHTTPRequestHandler):
             asked = json.loads(body)
             repo = f"{asked['organization']}/{asked['name']}"
             self.server.repos.setdefault(repo, [{}])
-            self._say(200, {"url": f"{self.server.endpoint}/datasets/{repo}"})
+            self.say(200, {"url": f"{self.server.endpoint}/datasets/{repo}"})
         elif self.path == "/api/validate-yaml":
-            self._say(200, {"warnings": [], "errors": []})
+            self.say(200, {"warnings": [], "errors": []})
         elif "/preupload/" in self.path:
             names = [file["path"] for file in json.loads(body)["files"]]
             modes = {n: "lfs" if n.endswith(".parquet") else "regular" for n in names}
             files = [{"path": n, "uploadMode": m, "shouldIgnore": False} for n, m in modes.items()]
-            self._say(200, {"files": files})
+            self.say(200, {"files": files})
         elif self.path.endswith("/info/lfs/objects/batch"):
             wanted = json.loads(body)["objects"]
             objects = [self.server.upload_action(o["oid"], o["size"]) for o in wanted]
-            self._say(200, {"transfer": "basic", "objects": objects})
+            self.say(200, {"transfer": "basic", "objects": objects})
         elif self.path.startswith("/lfs/"):
             self.server.assemble(json.loads(body)["oid"])
-            self._say(200, {})
+            self.say(200, {})
         elif "/commit/" in self.path:
             self._commit([json.loads(line) for line in body.splitlines()])
         else:
-            self._say(404, {"error": self.path})
+            self.say(404, {"error": self.path})
 
     def _commit(self, lines: list[dict[str, Any]]) -> None:
         repo = "/".join(self.path.split("/")[3:5])
         parent = lines[0]["value"].get("parentCommit")
         if not self.server.commit(repo, lines[1:], parent):
-            self._say(412, {"error": "a commit has happened since"})
+            self.say(412, {"error": "a commit has happened since"})
             return
         oid = self.server.sha(repo)
         url = f"{self.server.endpoint}/datasets/{repo}/commit/{oid}"
-        self._say(200, {"success": True, "commitOid": oid, "commitUrl": url})
+        self.say(200, {"success": True, "commitOid": oid, "commitUrl": url})
 
     def _refused(self) -> bool:
         if self.server.refuse_with:
-            self._say(self.server.refuse_with, {"error": "no"})
+            self.say(self.server.refuse_with, {"error": "no"})
         return bool(self.server.refuse_with)
-
-    def _say(self, status: int, answer: dict[str, Any], etag: str = "") -> None:
-        text = json.dumps(answer).encode()
-        self.send_response_only(status)
-        if etag:
-            self.send_header("ETag", etag)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(text)))
-        self.end_headers()
-        self.wfile.write(text)
-
-    def log_message(self, *_: object) -> None:
-        """Log nothing."""

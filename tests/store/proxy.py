@@ -20,23 +20,22 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
+from tests.local_servers import LocalServer, QuietHandler
+
 PUT_FAULTS = ("drop_before", "drop_after", "busy_before", "busy_after", "conflict", "flip_request")
-GET_FAULTS = ("drop_before", "drop_after", "busy_before", "slow", "truncate", "flip_answer")
+GET_FAULTS = ("drop_before", "drop_after", "busy_before", "truncate", "flip_answer", "slow")
 
 Rule = Callable[[str, str], str | None]
 """Method and path -> fault or None."""
 
 
-class FaultyProxy(ThreadingHTTPServer):
-    """Use as a context manager; clients connect to `endpoint`."""
-
-    daemon_threads = True
+class FaultyProxy(LocalServer):
+    """Faults are counted by kind."""
 
     def __init__(self, upstream: str, rule: Rule) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(_Handler)
         parts = urlsplit(upstream)
         assert parts.hostname is not None
         self.upstream = (parts.hostname, parts.port or 80)
@@ -45,16 +44,6 @@ class FaultyProxy(ThreadingHTTPServer):
         self.requests = 0
         self.lock = threading.Lock()
         self.random = random.Random(0)
-        self.endpoint = f"http://127.0.0.1:{self.server_address[1]}"
-
-    def __enter__(self) -> "FaultyProxy":
-        self.thread = threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True)
-        self.thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.shutdown()
-        self.server_close()
 
     def handle_error(self, *_: object) -> None:
         """Ignore errors of clients whose connection we cut."""
@@ -87,23 +76,19 @@ def at_random(share: float, seed: int) -> Rule:
     return rule
 
 
-def first_time(fault: str, methods: tuple[str, ...]) -> Rule:
-    """Return a rule that faults the first request of each method and path, and no later one."""
-    seen = set()
+def in_turn(faults: tuple[str, ...], methods: tuple[str, ...]) -> Rule:
+    """Return a rule that gives the first requests of each method and path one fault each."""
+    left: dict[tuple[str, str], list[str]] = {}
 
     def rule(method: str, path: str) -> str | None:
-        if method not in methods or (method, path) in seen:
-            return None
-        seen.add((method, path))
-        return fault
+        own = left.setdefault((method, path), list(faults))
+        return own.pop(0) if method in methods and own else None
 
     return rule
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class _Handler(QuietHandler):
     server: FaultyProxy
-    disable_nagle_algorithm = True
 
     def _serve(self) -> None:
         fault = self.server.choose(self.command, self.path)
@@ -160,18 +145,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _refuse(self, status: int, code: str) -> None:
         told = f"<Code>{code}</Code><Message>{code}</Message>"
-        text = f"<?xml version='1.0'?><Error>{told}</Error>".encode()
-        self.send_response_only(status)
-        self.send_header("Content-Type", "application/xml")
-        self.send_header("Content-Length", "0" if self.command == "HEAD" else str(len(text)))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(text)
+        text = b"" if self.command == "HEAD" else f"<Error>{told}</Error>".encode()
+        self.answer(status, text, {"Content-Type": "application/xml"})
 
     def _hang_up(self) -> None:
         self.close_connection = True
         self.wfile.flush()
         self.connection.close()
-
-    def log_message(self, *_: object) -> None:
-        """Log nothing."""

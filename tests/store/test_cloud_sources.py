@@ -1,4 +1,4 @@
-"""Sources on gs:// and az://: files, folders and globs give the same rows as local ones."""
+"""Sources on S3, gs:// and az://: files, folders and globs give the same rows as local ones."""
 
 import gzip
 import io
@@ -19,15 +19,15 @@ LINES = b"".join(orjson.dumps(row) + b"\n" for row in ROWS)
 
 
 pytestmark = pytest.mark.parametrize(
-    "root", ["gcs", pytest.param("azure", marks=pytest.mark.e2e)], indirect=True
+    "root", ["s3", "gcs", pytest.param("azure", marks=pytest.mark.e2e)], indirect=True
 )
 
 
 def validated(path):
     config = SourceConfig(path=str(path), name="rows", format="alpaca")
-    shards = scan_source(config, max_shard_bytes=5000)
+    shards = scan_source(config, max_shard_bytes=10_000)
     tables = [read_shard(each, config, ValidateConfig(), "prompt").validated for each in shards]
-    return [each.file for each in shards], pa.concat_tables(tables)
+    return [(each.file, each.identity()) for each in shards], pa.concat_tables(tables)
 
 
 def test_files_folders_and_globs_give_the_rows_of_local_files(root, tmp_path):
@@ -45,12 +45,14 @@ def test_files_folders_and_globs_give_the_rows_of_local_files(root, tmp_path):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(data)
 
-    for path in ("one/rows.jsonl", "one/rows.parquet", "one", "one/", "one/*.jsonl"):
+    for path in ("one/rows.jsonl", "one", "one/*.parquet"):
         found, rows = validated(f"{root}/{path}")
         local, of_local = validated(tmp_path / path)
         assert (found, len(rows)) == (local, len(of_local))
         assert rows["messages"].equals(of_local["messages"])
         assert rows["record_id"].equals(of_local["record_id"])
+    folder = find_files(SourceConfig(path=f"{root}/one/"))
+    assert [file.name for file in folder] == ["deep/more.jsonl.gz", "rows.jsonl", "rows.parquet"]
 
 
 def test_a_file_that_changed_since_the_scan_is_refused(root):
@@ -78,7 +80,8 @@ def test_what_is_not_there_is_an_error_that_names_it(root):
 
 def test_a_bucket_that_is_not_there_is_an_error_and_no_fault_to_try_again(root):
     scheme = root.partition("://")[0]
-    with pytest.raises(
-        SourceError, match=r"no access to source file .*no-such/rows\.jsonl.: .*404"
-    ):
+    said = r"no access to source file .*no-such/rows\.jsonl.: .*404"
+    if scheme == "s3":
+        said = r"no-such/rows\.jsonl. does not exist"
+    with pytest.raises(SourceError, match=said):
         scan_source(SourceConfig(path=f"{scheme}://no-such/rows.jsonl"))

@@ -4,8 +4,6 @@ import io
 import os
 import random
 import resource
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -22,6 +20,7 @@ from packhouse.errors import DiskError, IntegrityError, PackhouseError, VersionN
 from packhouse.store import LocalFile, OpenVersion, open_version, publish_version
 from packhouse.store.local_folder import LocalStore
 from packhouse.store.object_store import ObjectStore, Part
+from tests.prepared import python
 from tests.store.versions import FACTS, pack_file
 
 ROWS = 40_000
@@ -223,13 +222,10 @@ def test_a_disk_that_cannot_take_a_copy_is_named_and_nothing_is_left(publish, co
     opened = publish(content)
     (tmp_path / "tmp").mkdir()
     ask = "import sys; from packhouse.cli import cli; cli(['stats', sys.argv[1]])"
-    done = subprocess.run(
-        [sys.executable, "-c", ask, f"{opened.store.uri}/tiny"],
+    done = python(
+        *("-c", ask, f"{opened.store.uri}/tiny"),
         env=os.environ | {"TMPDIR": str(tmp_path / "tmp")},
         preexec_fn=partial(resource.setrlimit, resource.RLIMIT_FSIZE, (2**16, 2**16)),
-        capture_output=True,
-        text=True,
-        check=False,
     )
     assert done.returncode == DiskError.exit_code, done.stderr
     assert "File too large" in done.stderr

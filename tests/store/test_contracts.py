@@ -66,8 +66,7 @@ def test_limits_come_from_the_manifest(tmp_path):
         assert messages[name] in problem
 
 
-def test_verify_finds_wrong_values_in_a_manifest(tmp_path):
-    store = open_store(str(tmp_path / "store"))
+def test_verify_finds_wrong_values_in_a_manifest(store, tmp_path):
     good = write_file(tmp_path, pack_table(), "a")
     wrong = {
         "aaaa": (
@@ -90,8 +89,7 @@ def test_verify_finds_wrong_values_in_a_manifest(tmp_path):
 
 
 @pytest.mark.parametrize("ending", [".arrow", ".jsonl"])
-def test_other_formats_are_verified_too(tmp_path, ending):
-    store = open_store(str(tmp_path / "store"))
+def test_other_formats_are_verified_too(store, tmp_path, ending):
     path = tmp_path / f"train{ending}"
     for vid, table, problems in [("aaaa", pack_table(), 0), ("bbbb", pack_table(-1), 1)]:
         if ending == ".arrow":
@@ -103,14 +101,13 @@ def test_other_formats_are_verified_too(tmp_path, ending):
         assert len(verify_version(open_version(store, "tiny", vid)).problems) == problems
 
 
-def test_a_row_of_json_may_be_longer_than_a_block_of_the_reader(tmp_path):
+def test_a_row_of_json_may_be_longer_than_a_block_of_the_reader(store, tmp_path):
     path = tmp_path / "train.jsonl"
     size = 300_000
     row = {"input_ids": list(range(size)), "labels": [-100, *range(1, size)]}
     row |= {"seq_lengths": [size], "record_ids": ["a"]}
     wrong = row | {"labels": [-100] * (size - 1) + [7]}
     path.write_text("".join(json.dumps(each) + "\n" for each in (row, row, wrong)))
-    store = open_store(str(tmp_path / "store"))
     facts = FACTS | {"configuration": {"pack": {"seq_len": size}}}
     file = LocalFile(path, "train", rows=3, tokens=3 * size)
     publish_version(store, "tiny", "aaaa", [file], facts)

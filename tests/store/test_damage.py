@@ -10,15 +10,14 @@ from contextlib import suppress
 import pytest
 
 from packhouse.errors import IntegrityError, PackhouseError
-from packhouse.store import open_store, open_version, publish_version, pull_version, verify_version
+from packhouse.store import open_version, publish_version, pull_version, verify_version
 from tests.store.versions import FACTS, pack_file
 
 FLIPS = int(os.environ.get("PACKHOUSE_FLIPS", "10"))  # of each kind
 
 
 @pytest.fixture
-def store(tmp_path):
-    store = open_store(str(tmp_path / "store"))
+def store(store, tmp_path):
     publish_version(store, "tiny", "aaaa", [pack_file(tmp_path)], FACTS, "latest")
     return store
 

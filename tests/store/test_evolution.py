@@ -4,14 +4,9 @@ import pytest
 from packhouse.errors import ContractError
 from packhouse.recipe import PublishConfig
 from packhouse.store import commit as publication
-from packhouse.store import load_ref, open_store, open_version, publish_version
+from packhouse.store import load_ref, open_version, publish_version
 from packhouse.store.schema_drift import measure_drift
 from tests.store.versions import FACTS, pack_table, write_file
-
-
-@pytest.fixture
-def store(tmp_path):
-    return open_store(str(tmp_path / "store"))
 
 
 def publish(store, tmp_path, vid, table, *, facts=None, **options):

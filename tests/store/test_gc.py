@@ -14,11 +14,6 @@ from packhouse.store.store_requests import put_data, run
 from tests.store.versions import FACTS, pack_file
 
 
-@pytest.fixture
-def store(tmp_path):
-    return open_store(str(tmp_path / "store"))
-
-
 def upload_only(store, folder, vid="aaaa"):
     """Leave the files of a publisher that was killed before its commit."""
     uploads = name_files([pack_file(folder)])

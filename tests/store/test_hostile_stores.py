@@ -38,8 +38,7 @@ from tests.store.versions import FACTS, canonical, forged, pack_file, sha256
 
 
 @pytest.fixture
-def store(tmp_path):
-    store = open_store(str(tmp_path / "store"))
+def store(store, tmp_path):
     for vid, first in (("aaaa", 1), ("bbbb", 9)):
         facts = FACTS | {"content_id": vid}
         files = [pack_file(tmp_path, first), pack_file(tmp_path, first + 100)]

@@ -149,7 +149,7 @@ def test_real_stores_answer_as_the_one_in_memory(any_store, tmp_path):
     elif any_store.uri.startswith("az://"):
         real_tags[b"never"] = '"0x8D000000000000"'
     current: dict[str, bytes] = {}
-    for _ in range(150):
+    for _ in range(100):
         wanted = random_request(choose, bodies, [current.get(k, b"never") for k in KEYS[:2]])
         real = wanted
         if wanted.method is ObjectStore.put_if_match:

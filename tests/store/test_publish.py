@@ -8,7 +8,6 @@ import pytest
 from packhouse.errors import ConfigError, ConflictError, IntegrityError, VersionNotFoundError
 from packhouse.store import (
     LocalFile,
-    open_store,
     open_version,
     publish_version,
     pull_version,
@@ -17,11 +16,6 @@ from packhouse.store import (
 )
 from packhouse.store.object_store import file_body
 from tests.store.versions import FACTS, list_versions, pack_file, pack_table
-
-
-@pytest.fixture
-def store(tmp_path):
-    return open_store(str(tmp_path / "store"))
 
 
 def test_files_removed_from_a_version_are_restored(store, tmp_path):

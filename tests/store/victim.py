@@ -34,12 +34,9 @@ loaders.create_loader = functools.lru_cache(loaders.create_loader)
 s3.make_client()
 pack_table()
 
-# At each request of a publication, before and after its execution.
-REQUEST_POINTS = [
-    f"{when} {what}"
-    for what in ("data", "manifest", "ref-create", "ref-swap")
-    for when in ("before", "after")
-]
+# Between the requests of a publication: what is before one is after another.
+REQUEST_POINTS = ["before data", "after data", "after manifest", "before ref-create"]
+REQUEST_POINTS += ["after ref-create", "after ref-swap"]
 # Inside a write to a folder, and inside an upload to S3.
 FOLDER_POINTS = ["half staged", "staged", "linked", "locked", "replaced"]
 S3_POINTS = ["half sent"]

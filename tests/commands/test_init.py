@@ -337,6 +337,8 @@ ASKED: dict[str, tuple[Callable[[int, Talk], dict[str, Any]], int, list[Talk]]] 
         **{name: f"Here is the {name} of number {n}" for name in ("proof", "hint")}}, 1, TALKS),
     "a prompt written by a template": (lambda n, t: {"prompt":
         f"<|system|>\nAdd.\n<|user|>\n{t[0]}\n<|assistant|>\n", "chosen": t[1]}, 1, TALKS),
+    "turns that end with a mark": (lambda n, t: {"text":
+        f"<|user|>\n{t[0]}<|end|>\n<|assistant|>\n{t[1]}<|end|>"}, 1, TALKS),
     "a prompt written by a template, with tags": (lambda n, t: {"prompt":
         f"<|im_start|>user\n{t[0]}<|im_end|>\n<|im_start|>assistant\n<think>\n</think>\n",
         "response": t[1]}, 1, [Talk(t[0], f"<think>\n</think>\n{t[1]}") for t in TALKS]),
@@ -563,6 +565,10 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
         "it has no answers: 'completion' is empty in every row"),
     "one row of a log": ("a.jsonl", lines([{"event": "start", "time": 1.5, "gpus": [8, 9],
         "host": "The first machine of the lab"}]), "it is not clear which fields hold"),
+    "results without calls in lists of messages": ("a.jsonl", lines([{"prompt": [
+        *messages_of("user", t[0]), *[*messages_of("assistant", "I look it up."),
+        *messages_of("tool", t[1])][:n % 2 * 2]], "completion": messages_of("assistant", t[1])}
+        for n, t in enumerate(TALKS)]), "Remedy: add the call, or remove the result"),
     "a system prompt and a question": ("a.jsonl", each(lambda t: {"messages": [*messages_of(
         "system", "Add."), *messages_of("user", t.question)]}), "Add a field with the answer"),
 }
@@ -805,8 +811,9 @@ def test_the_only_way_has_a_command_although_the_template_refuses_it(project):
     code, said = project.init("talks.jsonl")
 
     assert (code, said.count("packhouse init ")) == (7, 1)
-    assert "would refuse the recipe: the tokenizer's chat template never writes reasoning" in said
-    assert "but talks/talks.jsonl row 0 has some" in said
+    printed = " ".join(said.split())
+    assert "refuse the recipe: the tokenizer's chat template never writes reasoning" in printed
+    assert "but talks/talks.jsonl row 0 has some" in printed
     code, said = project.choose(said)
     assert code == 0, said
     assert project.call("prepare", "recipe.yaml")[0] != 0

@@ -1583,7 +1583,7 @@ def _instruct_texts(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
 
 
 _HEADER = r"<\|(?:im_start\|>)?(system|user|assistant|tool)(?:\|>)?\n"
-_FOOTER = r"(?:<\|im_end\|>|</s>)?\s*$"
+_FOOTER = r"(?:<\|\w+\|>|</s>)?\s*$"  # file 1025 ends turns with `<|end|>`
 
 
 def _templated_texts(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:

@@ -247,7 +247,10 @@ def propose(
         else:
             unknown += layout.num_rows
             if not is_rare and not undecided:
-                failed = next((each for each in tried if each.reading.is_sure), None)
+                sure = [each for each in tried if each.reading.is_sure]
+                # Of file 1038, with bad rows in both readings, one that leaves out the answers was
+                # reported.
+                failed = max(sure, key=lambda each: len(each.reading.reads), default=None)
                 raise refusal(survey.file, _unknown(survey, layout, failed, given))
     joined, fitting = _join([each.reading for each in chosen]), undecided
     if num_chosen > _RARE * survey.num_rows:  # the user's choice has to read the other rows, too
@@ -455,7 +458,7 @@ def _unknown(
         return "its rows are the values of one object. Write them as a list."
     # Words with a label for each (files 100 and 339): naming the fields, as the last message
     # advises, cannot help.
-    lists = [value for value in names.values() if isinstance(value, list)]
+    lists = [v for v in names.values() if isinstance(v, list) and not (v and type(v[0]) is dict)]
     if survey.num_rows > 1 and len(lists) > 1 and len({len(value) for value in lists}) == 1:
         return (
             f"its rows contain {_kinds_of(row)} of the same length, such as a label for each "

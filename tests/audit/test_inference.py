@@ -9,13 +9,13 @@ from transformers import AutoTokenizer
 from packhouse.auditing import inference_prompts
 from packhouse.auditing.audit_limits import check_audit
 from packhouse.auditing.inference_prompts import audit_inference, combine_inference, inference_line
-from packhouse.auditing.plain_template import PlainTemplate, open_template
+from packhouse.auditing.plain_template import PlainTemplate
 from packhouse.auditing.token_checks import Side
 from packhouse.errors import AuditError
-from packhouse.recipe import AuditConfig, FormatConfig, Recipe, TokenizeConfig
+from packhouse.recipe import AuditConfig, FormatConfig, TokenizeConfig
 from packhouse.records.table_schemas import FORMATTED
 from packhouse.store.manifest import read_audit
-from packhouse.tokenize import load_snapshot, tokenize_table
+from packhouse.tokenize import tokenize_table
 from tests.audit.conftest import Sums, Tables, turns, validated_table
 from tests.prepared import prepare_in
 
@@ -37,12 +37,6 @@ ASK_2 = "\n<|im_start|>user\nAnd another?<|im_end|>\n<|im_start|>assistant\n"
 ANSWER_1, ANSWER_2 = "{The Danube.<|im_end|>}", "{The Elbe, for example.<|im_end|>}"
 JOINED = ASK_1 + NO_THOUGHT + ANSWER_1 + ASK_2 + NO_THOUGHT + ANSWER_2
 ALONE = ASK_1 + "The Danube.<|im_end|>" + ASK_2 + NO_THOUGHT + ANSWER_2
-
-
-@pytest.fixture(scope="module")
-def snapshots(shared, tmp_path_factory):
-    cache = tmp_path_factory.mktemp("tokenizers")
-    return lambda name: load_snapshot(shared / "tokenizers" / name, cache=cache)
 
 
 @pytest.fixture(scope="module")
@@ -126,20 +120,6 @@ def test_a_template_shows_its_switch_and_its_stop_token(snapshots):
     assert (mistral.switch, mistral.stop_tokens) == (None, ("</s>",))
 
 
-def test_a_template_is_opened_once_for_all_shards_with_the_same_settings(qwen3):
-    raw = {"dataset": "chats", "sources": [{"path": "chats.jsonl", "format": "chat"}]}
-    raw |= {"tokenizer": "qwen3", "publish": {"store": "store"}}
-    recipes = [
-        Recipe.model_validate(raw | {"format": {"template": "chat", "chat_template_kwargs": given}})
-        for given in ({}, {}, {"enable_thinking": False})
-    ]
-    one, same, other = (open_template(recipe, qwen3, "2026-01-01") for recipe in recipes)
-    assert one is same
-    assert one is not other
-    assert other.render(ASKED[:1], is_prompt=True) == ASK_1 + NO_THOUGHT
-    assert open_template(recipes[2], qwen3, "2026-01-02") is not other
-
-
 def test_one_record_for_each_answer_is_right(qwen3):
     found = audited(Tables([AGENT], qwen3, FormatConfig(turns="alone")), "alone")
     assert numbers(found) == (3, 3, 3)
@@ -206,13 +186,12 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("how", ["joined", "alone"])
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_planted_fault_is_counted_and_stops(fault, how, qwen3):
+def test_a_planted_fault_is_counted_and_stops(fault, qwen3):
     marked, expected = FAULTS[fault]
     assert marked != ALONE
-    assert numbers(audited(Planted(ALONE, ASKED, qwen3), how)) == (1, 1, 1)
-    found = audited(Planted(marked, ASKED, qwen3), how)
+    assert numbers(audited(Planted(ALONE, ASKED, qwen3), "joined")) == (1, 1, 1)
+    found = audited(Planted(marked, ASKED, qwen3), "joined")
     assert numbers(found) == expected
     with pytest.raises(AuditError, match="1 of 1 trained answer do"):
         checked(found)

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset, _utils, get_worker_inf
 
 from packhouse import PackedCollator, StreamingPackedDataset, load_packed, training_receipt
 from packhouse.errors import ConfigError, IntegrityError
-from packhouse.load.streaming import _ENDED, _NUM_WORKERS, read_ahead
+from packhouse.load.streaming import read_ahead
 from packhouse.pack.pack_columns import published_schema
 from packhouse.store import LocalFile, open_store, publish_version
 
@@ -190,6 +190,13 @@ def test_ranks_come_from_the_environment_or_are_given_whole(uri, cache, monkeypa
         StreamingPackedDataset(uri, cache=cache, rank=1)
     with pytest.raises(ConfigError, match="rank 3 must be at least 0 and below world_size 3"):
         StreamingPackedDataset(uri, cache=cache, rank=3, world_size=3)
+    with pytest.raises(ConfigError, match="prefetch -2"):
+        StreamingPackedDataset(uri, cache=cache, prefetch=-2)
+    with pytest.raises(ConfigError, match="epoch is -1"):
+        dataset.set_epoch(-1)
+    monkeypatch.setenv("RANK", "first")
+    with pytest.raises(ConfigError, match=r"RANK is 'first'. Set it to an integer"):
+        StreamingPackedDataset(uri, cache=cache)
 
 
 def test_the_prefetching_thread_ends_with_its_iterator_and_passes_errors_on(uri, cache):
@@ -366,17 +373,6 @@ def test_the_reader_is_never_further_ahead_than_asked():
     assert 0 < furthest <= depth
 
 
-def test_arguments_that_make_no_sense_are_refused(opened, uri, cache, monkeypatch):
-    dataset = opened()
-    with pytest.raises(ConfigError, match="epoch is -1"):
-        dataset.set_epoch(-1)
-    with pytest.raises(ConfigError, match="prefetch -2"):
-        opened(prefetch=-2)
-    monkeypatch.setenv("RANK", "first")
-    with pytest.raises(ConfigError, match=r"RANK is 'first'. Set it to an integer"):
-        StreamingPackedDataset(uri, cache=cache)
-
-
 class _InWorkers(IterableDataset):
     """Imitate torchdata's StatefulDataLoader: each worker loads its part and returns a state."""
 
@@ -422,21 +418,17 @@ def test_packs_that_were_left_out_are_not_in_the_receipt(opened):
     assert len(list(resumed)) == num_packs % 4
 
 
-@pytest.mark.parametrize(
-    "other", [{"world_size": 2}, {"batch_size": 3}, {"num_workers": 1}], ids=lambda o: next(iter(o))
-)
-def test_a_worker_s_own_rows_are_refused_where_others_would_be_its_own(opened, other):
-    settings = {"world_size": 1, "batch_size": 1, "num_workers": 2} | other
+def test_a_worker_s_own_rows_are_refused_where_others_would_be_its_own(opened):
     states = iter(DataLoader(_InWorkers(opened(batch_size=1), {}), None, num_workers=2))
     state = [next(states) for _ in range(6)][-1][2]
     assert state["worker_rows"] == 3
 
-    data = opened(world_size=settings["world_size"], batch_size=settings["batch_size"])
-    loader = DataLoader(
-        _InWorkers(data, dict.fromkeys((0, 1), state)), None, num_workers=settings["num_workers"]
-    )
-    with pytest.raises(ConfigError, match=f"a worker was saved with {next(iter(other))}"):
-        next(iter(loader))
+    for other in ({"world_size": 2}, {"batch_size": 3}, {"num_workers": 1}):
+        settings = {"world_size": 1, "batch_size": 1, "num_workers": 2} | other
+        workers = settings.pop("num_workers")
+        rows = _InWorkers(opened(**settings), dict.fromkeys((0, 1), state))
+        with pytest.raises(ConfigError, match=f"a worker was saved with {next(iter(other))}"):
+            next(iter(DataLoader(rows, None, num_workers=workers)))
     with pytest.raises(ConfigError, match="from a DataLoader worker"):
         training_receipt(opened(), state)  # it would report 0 packs
 
@@ -452,18 +444,6 @@ def test_a_look_at_the_last_batches_after_a_resume_takes_nothing(opened):
     assert sum(1 for _ in loader) == 3
     data.set_epoch(1)
     assert sum(1 for _ in loader) == data.num_rows
-
-
-def test_a_pass_that_was_left_does_not_end_the_next_one(opened):
-    data = opened()
-    data.load_state_dict(data.state_dict() | {"packs": data.num_rows - 4})
-    data._shared[_ENDED] = 1  # worker 0 of 2 had ended when the pass was interrupted
-    data._shared[_NUM_WORKERS] = 2
-    rows = iter(data)
-    next(rows)
-
-    assert data.state_dict()["packs"] == data.num_rows - 3
-    assert len(data) == 4
 
 
 def test_a_dataset_made_before_torch_distributed_is_refused(opened, tmp_path, monkeypatch):

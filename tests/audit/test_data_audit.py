@@ -410,8 +410,6 @@ def test_rows_prepared_by_trl(audited, conversations, shared, tmp_path):
     # TRL's training templates also train the line break after the end token.
     assert numbers(report) == {"past_stops": 40}, report
     assert report.counts["records"] == 40
-    everything = numbers(audited(prepared["everything"], folder))
-    assert everything == {"trained_prompts": 40, "trained_headers": 40}
     wrapped = audited(prepared["wrapped"], folder)
     assert wrapped.counts["leaks"] > wrapped.counts["rows"] / 2, wrapped
     assert wrapped.counts["truncated"]
@@ -427,7 +425,6 @@ def _prepared_by_trl(folder, conversations, tmp_path):
     heads = {"num_attention_heads": 1, "num_key_value_heads": 1}
     model = Qwen2ForCausalLM(Qwen2Config(vocab_size=len(tokenizer), **sizes, **heads))
     settings = {
-        "everything": {},
         "packed": {"assistant_only_loss": True, "packing": True, "max_length": 512},
         "wrapped": {"packing": True, "packing_strategy": "wrapped", "max_length": 256},
     }

@@ -2,15 +2,17 @@
 
 import json
 
+import pyarrow as pa
 import pytest
 from pydantic import ValidationError
 
 from packhouse.errors import TemplateError
 from packhouse.recipe import FormatConfig, TokenizeConfig
+from packhouse.records.record_ids import conversation_ids
 from packhouse.render import make_renderer
 from packhouse.tokenize import tokenize_table
 from packhouse.tokenize.encoders import load_tokenizer
-from tests.templates.toys import CHATML, make_table, pieces, render_chat, snapshot_of
+from tests.templates.toys import CHATML, make_snapshot, make_table, pieces, render_chat, snapshot_of
 
 TWO = [("user", "hi"), ("assistant", "hello"), ("user", "bye"), ("assistant", "see you")]
 
@@ -218,6 +220,28 @@ def test_thinking_without_an_end_is_refused(reasoning, turns, content, is_refuse
         refused = ["unclosed_thinking"] * copies * is_refused
         assert done.quarantined["reason"].to_pylist() == refused
         assert bool(done.formatted.num_rows) != is_refused
+
+
+def test_rows_are_named_by_their_text_without_thinking():
+    said = [turn("user", "x"), turn("assistant", "y")]
+    talks = [
+        [said[0], turn("assistant", "<think>a</think>y")],
+        said,
+        [said[0], turn("assistant", "y", reasoning="b")],
+        [said[0], turn("assistant", "z", reasoning="b")],
+    ]
+    table = make_table(talks)
+    ids = conversation_ids(
+        table["messages"].combine_chunks(), pa.nulls(4, pa.string()), pa.nulls(4)
+    )
+    table = table.set_column(table.schema.get_field_index("record_id"), "record_id", ids)
+    for keys, same in ((ids, True), (pa.array(["k", "l", "m", "n"]), False)):
+        table = table.set_column(table.schema.get_field_index("group_key"), "group_key", keys)
+        config = FormatConfig(reasoning="strip")
+        out = make_renderer(config, make_snapshot(chat_template=CHATML)).render(table).formatted
+        names = out["record_id"].to_pylist()
+        assert names[0] == names[1] == names[2] == ids[1].as_py() != names[3]
+        assert out["group_key"].to_pylist() == (names if same else keys.to_pylist())
 
 
 def test_reasoning_of_an_untrained_answer_stops_nothing(load_tokenizer):

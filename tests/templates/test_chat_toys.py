@@ -117,6 +117,8 @@ def test_an_answer_ends_with_the_token_that_stops_the_model(turns, texts, traine
 
     assert out.formatted["text"].to_pylist() == texts
     assert pieces(out.formatted) == trained
+    if turns == "joined":
+        assert out.notes == {"repeated_bytes": len("</s>"), "rewritten_prompts": 1}
 
 
 @pytest.mark.parametrize("turns", ["joined", "exact", "whole"])

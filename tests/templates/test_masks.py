@@ -4,6 +4,8 @@ import json
 
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from packhouse.errors import TemplateError
@@ -84,6 +86,50 @@ def test_a_weight_goes_before_train_on_for_any_role_but_a_tool_s():
         out = render_chat(CHATML, [talk] * copies, config={"train_on": "last_assistant"}).formatted
         assert pieces(out)[0] == ["hi<|im_end|>\n", "one<|im_end|>", "two<|im_end|>"]
         assert out["span_weights"].to_pylist() == [[1.0, 0.5, 1.0]] * copies
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    rows=st.lists(
+        st.lists(st.sampled_from([None, 0.0, 0.5, 1.0, 2.0]), min_size=2, max_size=4),
+        min_size=1,
+        max_size=24,
+    ),
+    template=st.sampled_from(["chat", "alpaca"]),
+    train_on=st.sampled_from(["assistant", "last_assistant", "all"]),
+)
+def test_each_span_has_the_weight_of_its_message_however_rows_are_grouped(rows, template, train_on):
+    talks = [
+        [
+            turn(("user", "assistant")[n % 2], f"m{n}.", w)
+            for n, w in enumerate(row[: len(row) // 2 * 2])
+        ]
+        for row in rows
+    ]
+    config = FormatConfig(template=template, train_on=train_on)
+    renderer = make_renderer(config, make_snapshot(chat_template=CHATML, adds_bos=False))
+    together = renderer.render(make_table(talks))
+    alone = [renderer.render(make_table([talk])).formatted for talk in talks]
+
+    assert together.formatted["text"].to_pylist() == [
+        t for a in alone for t in a["text"].to_pylist()
+    ]
+    for name in ("trained_spans", "span_weights"):
+        each = [value for table in alone for value in table[name].to_pylist()]
+        assert together.formatted[name].to_pylist() == each
+    for row, spans, stated in zip(
+        together.formatted["row"].to_pylist(),
+        pieces(together.formatted),
+        together.formatted["span_weights"].to_pylist(),
+        strict=True,
+    ):
+        weights = stated or [1.0] * len(spans)
+        if len(spans) == 1 and "m1." in spans[0] and "m0." in spans[0]:
+            assert weights == [1.0]  # all of the text
+            continue
+        for span, weight in zip(spans, weights, strict=True):
+            owned = [m for m in talks[row] if m["content"] in span]
+            assert {1.0 if m["weight"] is None else m["weight"] for m in owned} == {weight}
 
 
 THINKING = [

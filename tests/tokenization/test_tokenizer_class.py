@@ -9,6 +9,7 @@ from tokenizers import Tokenizer
 import packhouse
 from packhouse.errors import TokenizerError
 from packhouse.recipe.recipe_file import load_recipe
+from packhouse.run.chain import plan_jobs
 from packhouse.tokenize import load_snapshot
 from packhouse.tokenize.tokenizer_loading import find_snapshot
 from tests.tokenization.conftest import train_byte_level
@@ -96,3 +97,29 @@ def test_the_setting_of_the_message_works_literally(toy, tmp_path):
     assert len(joined) == 1
     assert joined[0] in ids
     assert joined[0] not in other_ids
+
+
+@pytest.mark.parametrize("row_format", ["alpaca", "tokenized"])
+def test_the_pipeline_is_in_the_key_of_every_step_that_reads_the_tokenizer(
+    row_format, toy, tmp_path
+):
+    row = {"instruction": "a", "output": "b", "input_ids": [5, 6], "labels": [5, 6]}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    recipe = {
+        "dataset": "toy",
+        "tokenizer": str(toy),
+        "sources": [{"path": "rows.jsonl", "format": row_format}],
+        "format": {"template": "alpaca"},
+        "publish": {"store": str(tmp_path / "store")},
+    }
+    (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
+
+    plans = [
+        plan_jobs(load_recipe(tmp_path / "recipe.yaml", [f"tokenize.pipeline={each}"]))
+        for each in ("file", "class")
+    ]
+
+    for name in ("validate", "format", "tokenize"):
+        (by_file,), (by_class,) = (getattr(plan, name) for plan in plans)
+        is_same = name == "validate" and row_format == "alpaca"  # it does not read the tokenizer
+        assert (by_file.ref == by_class.ref) == is_same, name

@@ -9,10 +9,10 @@ from transformers import AutoTokenizer
 from packhouse.auditing import inference_prompts
 from packhouse.auditing.audit_limits import check_audit
 from packhouse.auditing.inference_prompts import audit_inference, combine_inference, inference_line
-from packhouse.auditing.plain_template import PlainTemplate
+from packhouse.auditing.plain_template import PlainTemplate, open_template
 from packhouse.auditing.token_checks import Side
 from packhouse.errors import AuditError
-from packhouse.recipe import AuditConfig, FormatConfig, TokenizeConfig
+from packhouse.recipe import AuditConfig, FormatConfig, Recipe, TokenizeConfig
 from packhouse.records.table_schemas import FORMATTED
 from packhouse.store.manifest import read_audit
 from packhouse.tokenize import tokenize_table
@@ -118,6 +118,20 @@ def test_a_template_shows_its_switch_and_its_stop_token(snapshots):
     assert qwen3.stop_tokens == ("<|im_end|>",)
     mistral = PlainTemplate(FormatConfig(), snapshots("mistral-7b-instruct-v0.3"))
     assert (mistral.switch, mistral.stop_tokens) == (None, ("</s>",))
+
+
+def test_a_template_is_opened_once_for_all_shards_with_the_same_settings(qwen3):
+    raw = {"dataset": "chats", "sources": [{"path": "chats.jsonl", "format": "chat"}]}
+    raw |= {"tokenizer": "qwen3", "publish": {"store": "store"}}
+    recipes = [
+        Recipe.model_validate(raw | {"format": {"template": "chat", "chat_template_kwargs": given}})
+        for given in ({}, {}, {"enable_thinking": False})
+    ]
+    one, same, other = (open_template(recipe, qwen3, "2026-01-01") for recipe in recipes)
+    assert one is same
+    assert one is not other
+    assert other.render(ASKED[:1], is_prompt=True) == ASK_1 + NO_THOUGHT
+    assert open_template(recipes[2], qwen3, "2026-01-02") is not other
 
 
 def test_one_record_for_each_answer_is_right(qwen3):

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset, _utils, get_worker_inf
 
 from packhouse import PackedCollator, StreamingPackedDataset, load_packed, training_receipt
 from packhouse.errors import ConfigError, IntegrityError
-from packhouse.load.streaming import read_ahead
+from packhouse.load.streaming import _ENDED, _NUM_WORKERS, read_ahead
 from packhouse.pack.pack_columns import published_schema
 from packhouse.store import LocalFile, open_store, publish_version
 
@@ -444,6 +444,18 @@ def test_a_look_at_the_last_batches_after_a_resume_takes_nothing(opened):
     assert sum(1 for _ in loader) == 3
     data.set_epoch(1)
     assert sum(1 for _ in loader) == data.num_rows
+
+
+def test_a_pass_that_was_left_does_not_end_the_next_one(opened):
+    data = opened()
+    data.load_state_dict(data.state_dict() | {"packs": data.num_rows - 4})
+    data._shared[_ENDED] = 1  # worker 0 of 2 had ended when the pass was interrupted
+    data._shared[_NUM_WORKERS] = 2
+    rows = iter(data)
+    next(rows)
+
+    assert data.state_dict()["packs"] == data.num_rows - 3
+    assert len(data) == 4
 
 
 def test_a_dataset_made_before_torch_distributed_is_refused(opened, tmp_path, monkeypatch):

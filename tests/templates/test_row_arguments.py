@@ -7,6 +7,7 @@ from packhouse.recipe import FormatConfig
 from packhouse.render import chat_engine, make_renderer
 from tests.templates.toys import (
     CHATML,
+    counting_messages,
     make_snapshot,
     make_table,
     pieces,
@@ -73,17 +74,18 @@ def test_documents_of_rows_are_written_as_transformers_does_and_never_trained(lo
     tokenizer = load_tokenizer("qwen2.5-instruct")
     documents = [
         [{"title": f"Title {n}", "text": f"Body {n} {{'quoted'}}"}, {"text": "Ünder"}][: n % 3]
-        for n in range(40)
+        for n in range(100)
     ]
     table = make_table(
-        [talk(n) for n in range(40)],
+        [talk(n) for n in range(100)],
         arguments=texts_of([{"documents": own} if own else None for own in documents]),
     )
 
-    rendered = make_renderer(FormatConfig(), snapshot_of(tokenizer, chat_template=RAG)).render(
-        table
-    )
+    renderer = make_renderer(FormatConfig(), snapshot_of(tokenizer, chat_template=RAG))
+    with counting_messages() as given:
+        rendered = renderer.render(table)
 
+    assert sum(given) < 100  # of 200: rows of a shape are filled and not rendered
     assert rendered.quarantined.num_rows == 0
     due = [
         tokenizer.apply_chat_template(
@@ -92,7 +94,7 @@ def test_documents_of_rows_are_written_as_transformers_does_and_never_trained(lo
         for n, own in enumerate(documents)
     ]
     assert rendered.formatted["text"].to_pylist() == due
-    assert pieces(rendered.formatted) == [[f"Answer {n}.<|im_end|>"] for n in range(40)]
+    assert pieces(rendered.formatted) == [[f"Answer {n}.<|im_end|>"] for n in range(100)]
     contents = pieces(rendered.formatted, "content_spans")
     assert contents[2] == ["Title 2", "Body 2 {'quoted'}", "Ünder", "Question 2?", "Answer 2."]
 

@@ -3,6 +3,8 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -232,11 +234,26 @@ def test_random_ids_are_refused(folder):
         load_snapshot(folder)
 
 
+def test_a_kept_snapshot_is_read_without_transformers(folder, tmp_path):
+    snapshot = load_snapshot(folder, tmp_path / "kept")
+
+    code = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from packhouse.tokenize import load_snapshot\n"
+        f"snapshot = load_snapshot({str(folder)!r}, Path({str(tmp_path / 'kept')!r}))\n"
+        "assert not {'transformers', 'tokenizers', 'torch'} & set(sys.modules)\n"
+        "sys.stdout.write(snapshot.backend)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == snapshot.backend
+    assert find_snapshot(snapshot.fingerprint, tmp_path / "kept") == snapshot
+    assert find_snapshot("0" * 64, tmp_path / "kept") is None
+
+
 @pytest.mark.parametrize("damage", [lambda b: b[:-1], lambda b: b.replace(b'"a"', b'"b"'), bytes])
 def test_a_damaged_kept_file_is_built_again(folder, tmp_path, damage, monkeypatch):
     snapshot = load_snapshot(folder, tmp_path)
-    assert find_snapshot(snapshot.fingerprint, tmp_path) == snapshot
-    assert find_snapshot("0" * 64, tmp_path) is None
     (file,) = tmp_path.glob("tokenizer-*.json")
     good = file.read_bytes()
     file.write_bytes(damage(good) if damage is not bytes else b"")

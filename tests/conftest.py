@@ -1,6 +1,7 @@
 """Fixtures that all tests share, and rules that apply to all tests."""
 
 import gc
+import json
 import os
 import sys
 import threading
@@ -173,6 +174,19 @@ def shared():
     folder = find_shared()
     if folder is None:
         pytest.skip("no real data here: set PACKHOUSE_SHARED to the folder that holds it")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tekken(tmp_path_factory):
+    """A folder with one of Mistral's vocabularies, cut to its first 20,000 tokens."""
+    common = pytest.importorskip("mistral_common", reason="mistral-common is not installed")
+    whole = Path(common.__path__[0]) / "data" / "tekken_240911.json"
+    vocabulary = json.loads(whole.read_bytes())
+    vocabulary["vocab"] = vocabulary["vocab"][:20_000]
+    vocabulary["config"] |= {"num_vocab_tokens": 20_000, "default_vocab_size": 21_000}
+    folder = tmp_path_factory.mktemp("tekken")
+    (folder / "tekken.json").write_text(json.dumps(vocabulary))
     return folder
 
 

@@ -1,5 +1,6 @@
 """Small tables of every step, made by the real steps, for tests to audit or to damage."""
 
+import functools
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,6 +18,12 @@ from tests.prepared import DEMO
 @pytest.fixture(scope="session")
 def snapshot(tmp_path_factory):
     return load_snapshot(DEMO / "tokenizer", cache=tmp_path_factory.mktemp("tokenizers"))
+
+
+@pytest.fixture(scope="session")
+def snapshots(shared):
+    """Real tokenizers by folder name, each loaded once."""
+    return functools.cache(lambda name: load_snapshot(shared / "tokenizers" / name))
 
 
 def turns(*contents: str) -> list[dict[str, str]]:

@@ -1,11 +1,7 @@
 """Plant defects that other tools shipped, and check that the audit of one shard finds each."""
 
-import copy
-import functools
 import json
-import tempfile
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -15,8 +11,7 @@ from packhouse.auditing import shard_audit as shard_module
 from packhouse.auditing.shard_audit import audit_shard
 from packhouse.auditing.token_checks import Side
 from packhouse.recipe import FormatConfig
-from packhouse.tokenize import load_snapshot
-from tests.audit.conftest import CHATS, DEMO, Tables, turns
+from tests.audit.conftest import CHATS, Tables, turns
 
 IM_START, IM_END = 1, 2
 
@@ -164,10 +159,9 @@ def test_an_end_token_twice(tables):
     assert found(tables) == {"double_ends": 1, "unlocated_rows": 1}
 
 
-def test_trained_bos_is_a_leak(shared, tmp_path):
+def test_trained_bos_is_a_leak(snapshots):
     """Mistral's template opens with BOS. Training it would teach the model to restart."""
-    snapshot = load_snapshot(shared / "tokenizers" / "mistral-7b-instruct-v0.3")
-    tables = Tables(CHATS[:2], snapshot)
+    tables = Tables(CHATS[:2], snapshots("mistral-7b-instruct-v0.3"))
     assert found(tables) == {}
 
     def train_from_bos(row):
@@ -178,8 +172,8 @@ def test_trained_bos_is_a_leak(shared, tmp_path):
     assert found(tables)["trained_prompt_bytes"] > 0
 
 
-def test_words_that_bert_does_not_know(shared):
-    snapshot = load_snapshot(shared / "tokenizers" / "bert-base-uncased")
+def test_words_that_bert_does_not_know(snapshots):
+    snapshot = snapshots("bert-base-uncased")
     config = FormatConfig(template="sequence_classification")
     chats = [turns("a fine film")[:1], turns("\U0001f600 \U0001f601")[:1]]
     tables = Tables(chats, snapshot, config, labels=[1, 0])
@@ -187,14 +181,14 @@ def test_words_that_bert_does_not_know(shared):
     assert audited(tables)["worst"]["unknown_tokens"][0]["row"] == 1
 
 
-@pytest.mark.parametrize("name", ["qwen2.5-instruct", "mistral-7b-instruct-v0.3"])
-def test_an_answer_whose_first_token_begins_in_the_prompt(shared, name):
+@pytest.mark.parametrize("name", ["qwen3", "mistral-7b-instruct-v0.3"])
+def test_an_answer_whose_first_token_begins_in_the_prompt(snapshots, name):
     """Check a prompt that ends in a space.
 
     " positive" is one token that begins in the prompt, so only the end token is trained. If the
     prompt ends in a line break instead, the whole answer is trained.
     """
-    snapshot = load_snapshot(shared / "tokenizers" / name)
+    snapshot = snapshots(name)
     chats = [turns("a fine film", "positive")]
     config = FormatConfig(template="classification", prompt="{text}\nLabel: ")
     assert found(Tables(chats, snapshot, config)) == {"untrained_answer_bytes": len("positive")}
@@ -215,9 +209,9 @@ CALLING = [
 
 
 @pytest.mark.parametrize("name", ["qwen3", "mistral-7b-instruct-v0.3"])
-def test_a_call_without_its_end_and_a_call_without_a_mask(shared, name):
+def test_a_call_without_its_end_and_a_call_without_a_mask(snapshots, name):
     """`</tool_call>` is a control token but ends no turn, and a call has no content to cover."""
-    tables = Tables([CALLING], load_snapshot(shared / "tokenizers" / name))
+    tables = Tables([CALLING], snapshots(name))
     assert found(tables) == {}
     whole = tables.tokenized
 
@@ -235,8 +229,8 @@ def test_a_call_without_its_end_and_a_call_without_a_mask(shared, name):
 
 @settings(max_examples=30)
 @given(which=st.integers(0, 3), start=st.integers(-3, 3), end=st.integers(-3, 3))
-def test_every_range_that_is_moved_is_misplaced(which, start, end):
-    tables = copy.copy(sound_tables())
+def test_every_range_that_is_moved_is_misplaced(snapshot, which, start, end):
+    tables = Tables(CHATS, snapshot)
     assert audited(tables)["counts"]["misplaced_rows"] == 0
 
     def move(row):
@@ -252,19 +246,8 @@ def test_every_range_that_is_moved_is_misplaced(which, start, end):
     assert audited(tables)["counts"]["misplaced_rows"] == changed
 
 
-@functools.cache
-def sound_tables():
-    with tempfile.TemporaryDirectory() as cache:
-        snapshot = load_snapshot(DEMO / "tokenizer", cache=Path(cache))
-    return Tables(CHATS, snapshot)
-
-
-QWEN = "qwen2.5-instruct"
-MISTRAL = "mistral-7b-instruct-v0.3"
-
-
-def test_tool_definitions_are_trained_with_the_system_turn_that_holds_them(shared):
-    snapshot = load_snapshot(shared / "tokenizers" / QWEN)
+def test_tool_definitions_are_trained_with_the_system_turn_that_holds_them(snapshots):
+    snapshot = snapshots("qwen3")
     says = "Finds <|im_end|> in texts."  # a definition that a control token turns into content
     tool = {"type": "function", "function": {"name": "f", "description": says, "parameters": {}}}
     for weight, is_fault in ((1.0, False), (0.0, True)):
@@ -291,12 +274,11 @@ def test_control_text_in_a_thought_that_is_left_out_ends_no_turn(control_text, s
 TAGGED = turns("Why?", f"<think>\n{'hm ' * 40}\n</think>\n\nSo it is.", "And?", "Yes.")
 
 
-@pytest.mark.parametrize("name", [QWEN, "qwen3", MISTRAL])
+@pytest.mark.parametrize("name", ["qwen3", "mistral-7b-instruct-v0.3"])
 @pytest.mark.parametrize("reasoning", ["keep", "strip", "train_last"])
-def test_thinking_that_is_left_out_is_not_due(shared, name, reasoning):
+def test_thinking_that_is_left_out_is_not_due(snapshots, name, reasoning):
     """Reasoning dropped by the recipe, or by the template (Qwen3's drops earlier thinking)."""
-    snapshot = load_snapshot(shared / "tokenizers" / name)
-    tables = Tables([TAGGED], snapshot, FormatConfig(reasoning=reasoning))
+    tables = Tables([TAGGED], snapshots(name), FormatConfig(reasoning=reasoning))
     assert found(tables) == {}
     thought = len(("hm " * 40).strip()) if reasoning == "keep" else 0
     due = thought + len("So it is.") + len("Yes.")

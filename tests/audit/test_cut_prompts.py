@@ -1,6 +1,6 @@
 """Find truncated prompts and masks that begin late in rows tokenized by other tools."""
 
-from typing import Any
+import functools
 
 import pytest
 
@@ -10,7 +10,6 @@ from packhouse.recipe import parse_recipe
 from packhouse.tokenize import load_snapshot
 from packhouse.tokenize.encoders import load_tokenizer
 
-Rows = list[dict[str, Any]]
 SYSTEM = {"role": "system", "content": "Answer in one line, and be kind to everyone who asks."}
 TALK = [
     {"role": "user", "content": "What may a visitor to the harbour see on a Sunday?"},
@@ -86,9 +85,15 @@ class Rowmaker:
         return str(self.backend.decode(ids, skip_special_tokens=False)).lstrip()
 
 
+@pytest.fixture(scope="module")
+def make(shared, tmp_path_factory):
+    cache = tmp_path_factory.mktemp("cache")
+    return functools.cache(lambda name: Rowmaker(name, shared, cache))
+
+
 @pytest.fixture(params=["qwen2.5-instruct", "mistral-7b-instruct-v0.3", "qwen3 with Alpaca"])
-def maker(request, shared, tmp_path):
-    return Rowmaker(request.param, shared, tmp_path)
+def maker(request, make):
+    return make(request.param)
 
 
 def first_trained(row):
@@ -128,8 +133,8 @@ def test_every_cut_inside_a_prompt_is_found_and_whole_rows_are_not(maker):
     assert found.keys() <= {"missing_bos"}
 
 
-def test_cuts_between_turns_are_found_where_the_template_begins_all_alike(shared, tmp_path):
-    maker = Rowmaker("qwen2.5-instruct", shared, tmp_path)
+def test_cuts_between_turns_are_found_where_the_template_begins_all_alike(make):
+    maker = make("qwen2.5-instruct")
     rows = maker.rows(CHATS)
     user = maker.backend.encode("<|im_start|>user\n", add_special_tokens=False).ids
     cut = []
@@ -139,20 +144,6 @@ def test_cuts_between_turns_are_found_where_the_template_begins_all_alike(shared
 
     assert maker.found([*rows[3:], *cut]) == {"missing_headers": 3}
     assert not maker.found(cut)  # all the same, so another template made them
-
-
-@pytest.mark.parametrize("tokenizer", ["qwen3", "mistral-7b-instruct-v0.3"])
-def test_shifted_boundaries_are_found(shared, tmp_path, tokenizer):
-    """Three tokens late is after `<|im_start|>user` and its line break: one record is too long."""
-    maker = Rowmaker(tokenizer, shared, tmp_path)
-    rows = maker.rows(CHATS)
-    for num_late in (0, -1, 3):
-        lengths = [len(row["input_ids"]) for row in rows[:3]]
-        lengths[0] += num_late
-        lengths[1] -= num_late
-        pack = {name: [item for row in rows[:3] for item in row[name]] for name in rows[0]}
-        found = maker.found([{**pack, "seq_lengths": lengths}, *rows[3:]])
-        assert bool(found.keys() & {"missing_headers", "missing_bos"}) == bool(num_late)
 
 
 def test_answers_whose_first_tokens_are_not_trained_are_found(maker):
@@ -171,8 +162,8 @@ def _without(row, begin, maker):
     return {**row, "labels": [*[-100] * end, *row["labels"][end:]]}
 
 
-def test_thoughts_and_the_tags_of_a_prompt_may_be_left_out(shared, tmp_path):
-    maker = Rowmaker("qwen3", shared, tmp_path)
+def test_thoughts_and_the_tags_of_a_prompt_may_be_left_out(make):
+    maker = make("qwen3")
     thought = "<think>\nGulls live there.\n</think>"
     chats = [[TALK[0], {"role": "assistant", "content": f"{thought}\n\nGulls."}]]
     (thinking,) = maker.rows(chats)

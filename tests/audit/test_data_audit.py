@@ -12,6 +12,7 @@ import pytest
 
 import packhouse
 from packhouse.errors import SourceError
+from tests.prepared import TOKENIZER
 
 Rows = list[dict[str, Any]]
 END = 151645  # <|im_end|>
@@ -172,10 +173,6 @@ def test_trained_padding_is_found_and_nothing_else(audited, good, pad, attention
     assert trained.counts["tokens"] == sum(len(row["input_ids"]) for row in good)
     untrained = numbers(audited(padded(good, pad, -100, attention, in_front)))
     assert untrained == ({"padding": number} if in_front else {})
-
-
-def _truncated(rows):
-    return [{name: values[:64] for name, values in row.items()} for row in rows]
 
 
 def _begin(row):
@@ -359,23 +356,11 @@ def test_spans_are_compared_with_headers_and_stop_tokens(audited, good):
     )
 
 
-def test_a_line_break_after_the_stop_token_goes_past_it(audited, good):
-    rows = copied(good)
-    for row in rows[:3]:
-        row["labels"][-1] = row["input_ids"][-1]
-    (finding,) = audited(rows).findings
-    assert (finding.name, finding.number) == ("past_stops", 3)
-    assert finding.says == "trained spans go past the stop token"
-    assert finding.examples[0].runs[-1].text == "\n"
-
-    whole = [{**row, "labels": row["input_ids"]} for row in good]  # as with train_on: all
-    assert "past_stops" not in numbers(audited(whole))
-
-
-def test_a_token_that_ends_turns_and_stops_nothing_is_found(audited, conversations, qwen, tmp_path):
+def test_a_token_that_ends_turns_and_stops_nothing_is_found(audited, conversations, tmp_path):
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(qwen)
+    tokenizer = AutoTokenizer.from_pretrained(TOKENIZER)
+    tokenizer.add_special_tokens({"extra_special_tokens": ["<|quad_end|>"]})
     tokenizer.chat_template = (
         "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content }}"
         "{{ '<|im_end|>' if loop.last and m.role == 'assistant' else '<|quad_end|>' }}{% endfor %}"
@@ -384,27 +369,17 @@ def test_a_token_that_ends_turns_and_stops_nothing_is_found(audited, conversatio
     tokenizer.save_pretrained(tmp_path)
     talk = [*conversations[0], *conversations[1]]
     ids = tokenizer.apply_chat_template(talk, return_dict=False)
-    labels, quad_end = [-100] * len(ids), tokenizer.convert_tokens_to_ids("<|quad_end|>")
+    ends = tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|quad_end|>"])
+    labels = [-100] * len(ids)
     for number in (1, 3):
         prompt = tokenizer.apply_chat_template(
             talk[:number], add_generation_prompt=True, return_dict=False
         )
         begin = len(prompt)
-        end = next(n for n in range(begin, len(ids)) if ids[n] in (END, quad_end)) + 1
+        end = next(n for n in range(begin, len(ids)) if ids[n] in ends) + 1
         labels[begin:end] = ids[begin:end]
     found = numbers(audited([{"input_ids": ids, "labels": labels}], str(tmp_path)))
     assert found == {"other_ends": 1}
-
-
-def test_answers_cut_at_the_limit_are_truncated_and_no_others(audited, good):
-    report = audited(_truncated(copied(good)))
-    cut = sum(len(row["input_ids"]) > 64 and row["labels"][63] not in (-100, END) for row in good)
-
-    assert report.counts["truncated"] == cut > 10
-    assert set(numbers(report)) <= {"truncated", "untrained"}
-    example = next(f for f in report.findings if f.name == "truncated").examples[0]
-    assert example.runs[-1].is_trained
-    assert example.place.endswith("token 63")
 
 
 def test_bos_twice_and_bos_missing(audited, conversations, shared):
@@ -435,8 +410,6 @@ def test_rows_prepared_by_trl(audited, conversations, shared, tmp_path):
     # TRL's training templates also train the line break after the end token.
     assert numbers(report) == {"past_stops": 40}, report
     assert report.counts["records"] == 40
-    everything = numbers(audited(prepared["everything"], folder))
-    assert everything == {"trained_prompts": 40, "trained_headers": 40}
     wrapped = audited(prepared["wrapped"], folder)
     assert wrapped.counts["leaks"] > wrapped.counts["rows"] / 2, wrapped
     assert wrapped.counts["truncated"]
@@ -452,7 +425,6 @@ def _prepared_by_trl(folder, conversations, tmp_path):
     heads = {"num_attention_heads": 1, "num_key_value_heads": 1}
     model = Qwen2ForCausalLM(Qwen2Config(vocab_size=len(tokenizer), **sizes, **heads))
     settings = {
-        "everything": {},
         "packed": {"assistant_only_loss": True, "packing": True, "max_length": 512},
         "wrapped": {"packing": True, "packing_strategy": "wrapped", "max_length": 256},
     }

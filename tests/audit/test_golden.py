@@ -7,7 +7,7 @@ import orjson
 import pytest
 import yaml
 from click.testing import CliRunner
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packhouse.addons.golden import check_pinned, pin, read_golden, write_golden
@@ -156,6 +156,7 @@ def test_a_conversation_without_anything_pinned_is_a_fault(golden):
 texts = st.text(st.characters(codec="utf-8"), max_size=40)
 
 
+@settings(max_examples=30)
 @given(texts)
 def test_yaml_keeps_every_text_and_id(tmp_path_factory, text):
     path = tmp_path_factory.mktemp("golden") / "golden.yaml"

@@ -15,7 +15,7 @@ from packhouse.errors import AuditError
 from packhouse.recipe import AuditConfig, FormatConfig, Recipe, TokenizeConfig
 from packhouse.records.table_schemas import FORMATTED
 from packhouse.store.manifest import read_audit
-from packhouse.tokenize import load_snapshot, tokenize_table
+from packhouse.tokenize import tokenize_table
 from tests.audit.conftest import Sums, Tables, turns, validated_table
 from tests.prepared import prepare_in
 
@@ -37,12 +37,6 @@ ASK_2 = "\n<|im_start|>user\nAnd another?<|im_end|>\n<|im_start|>assistant\n"
 ANSWER_1, ANSWER_2 = "{The Danube.<|im_end|>}", "{The Elbe, for example.<|im_end|>}"
 JOINED = ASK_1 + NO_THOUGHT + ANSWER_1 + ASK_2 + NO_THOUGHT + ANSWER_2
 ALONE = ASK_1 + "The Danube.<|im_end|>" + ASK_2 + NO_THOUGHT + ANSWER_2
-
-
-@pytest.fixture(scope="module")
-def snapshots(shared, tmp_path_factory):
-    cache = tmp_path_factory.mktemp("tokenizers")
-    return lambda name: load_snapshot(shared / "tokenizers" / name, cache=cache)
 
 
 @pytest.fixture(scope="module")
@@ -206,13 +200,12 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("how", ["joined", "alone"])
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_planted_fault_is_counted_and_stops(fault, how, qwen3):
+def test_a_planted_fault_is_counted_and_stops(fault, qwen3):
     marked, expected = FAULTS[fault]
     assert marked != ALONE
-    assert numbers(audited(Planted(ALONE, ASKED, qwen3), how)) == (1, 1, 1)
-    found = audited(Planted(marked, ASKED, qwen3), how)
+    assert numbers(audited(Planted(ALONE, ASKED, qwen3), "joined")) == (1, 1, 1)
+    found = audited(Planted(marked, ASKED, qwen3), "joined")
     assert numbers(found) == expected
     with pytest.raises(AuditError, match="1 of 1 trained answer do"):
         checked(found)

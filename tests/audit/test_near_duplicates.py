@@ -8,11 +8,10 @@ from itertools import pairwise
 import numpy as np
 import pyarrow as pa
 import pytest
-from datasketch import MinHash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packhouse.addons.near_dedup import bands_for, find_near
+from packhouse.addons.near_dedup import find_near
 from packhouse.errors import ConfigError
 from packhouse.pack.dedup import (
     FINGERPRINTS,
@@ -68,28 +67,6 @@ def test_the_shards_change_nothing(tmp_path):
     assert np.array_equal(whole.similarity, parts.similarity)
 
 
-def test_candidates_are_those_of_datasketch(tmp_path):
-    from datasketch import MinHashLSH
-
-    from packhouse.addons import near_dedup as near
-
-    rng = random.Random(3)
-    rows = planted(40) + [{"instruction": "a b c", "output": text(rng, 3)} for _ in range(40)]
-    table = conversations(tmp_path, rows)
-    prints = fingerprint_table(table, DedupConfig(near="drop"))
-    hashes = np.array(prints["minhash"].to_pylist(), np.uint32)
-    lsh = MinHashLSH(num_perm=128, params=bands_for(0.8, 128))
-    sketches = [MinHash(hashvalues=each, scheme="affine32") for each in hashes]
-    due = set()
-    for number, sketch in enumerate(sketches):
-        due |= {(other, number) for other in lsh.query(sketch)}
-        lsh.insert(number, sketch)
-    every = np.ones(len(rows), np.int64)
-    ours = near._candidates([prints], [np.arange(len(rows))], 0.8, every)
-    assert {(n % len(rows), n // len(rows)) for n in ours.tolist()} == due
-    assert len(due) >= 40
-
-
 @given(st.lists(st.lists(st.integers(0, 12), max_size=12), min_size=2, max_size=12))
 @settings(max_examples=30, deadline=None)
 def test_similarity_is_that_of_sets(sets):
@@ -129,17 +106,9 @@ def test_other_answers_to_a_long_text_are_no_duplicates_but_share_a_side(tmp_pat
 
 
 def test_ideographs_are_words(tmp_path):
-    rows = [
-        {
-            "instruction": "请告诉我北京今天的天气怎么样呢谢谢",
-            "output": "北京今天晴朗气温二十度适合出门散步",
-        },
-        {
-            "instruction": "请告诉我北京今天的天气怎么样啊谢谢",
-            "output": "北京今天晴朗气温二十度适合出门散步",
-        },
-        {"instruction": "写一首关于春天的诗", "output": "春眠不觉晓处处闻啼鸟"},
-    ]
+    asked, said = "请告诉我北京今天的天气怎么样", "北京今天晴朗气温二十度适合出门散步"
+    rows = [{"instruction": f"{asked}{end}谢谢", "output": said} for end in "呢啊"]
+    rows.append({"instruction": "写一首关于春天的诗", "output": "春眠不觉晓处处闻啼鸟"})
     near = near_of(conversations(tmp_path, rows), DedupConfig(near="drop"))
     assert list(zip(near.first.tolist(), near.second.tolist(), strict=True)) == [(0, 1)]
 
@@ -209,21 +178,6 @@ def test_same_side_keeps_all_and_parts_none(project):
     assert (audit["near_duplicates"], audit["both_sides"]) == (40, 0)
 
 
-def test_keep_counts_and_changes_nothing(project):
-    plain = project.prepare()
-    kept = project.prepare("dedup.near=keep")
-    assert [r["split"] for r in project.records(plain)] == [
-        r["split"] for r in project.records(kept)
-    ]
-    assert pack_line(kept).dropped == {}
-    near = kept.published.dedup.near
-    assert (near.rows, near.dropped) == (40, 0)
-    assert near.on_both_sides > 5
-    audit = kept.published.audit["dataset"]
-    assert (audit["near_duplicates"], audit["both_sides"]) == (40, 0)
-    assert plain.published.dedup is None
-
-
 def exchanges(seed, num_turns=3):
     rng = random.Random(seed)
     return [
@@ -248,10 +202,13 @@ def test_examples_of_one_conversation_are_no_duplicates_of_each_other(project):
     base += ["format.turns=alone", "pack.over_length=window", "pack.seq_len=400"]
 
     kept = project.prepare(*base, "dedup.near=keep")
+    assert pack_line(kept).dropped == {}
     rows = [record["row"] for record in project.records(kept)]
     again = sum(row >= 20 for row in rows)
     assert again >= 30
-    assert kept.published.dedup.near.rows == 15  # conversations, not examples
+    near = kept.published.dedup.near
+    assert (near.rows, near.dropped) == (15, 0)  # conversations, not examples
+    assert near.on_both_sides > 0
 
     line = pack_line(project.prepare(*base, "dedup.near=drop"))
     assert dict(line.dropped) == {"near_duplicate": again}
@@ -298,19 +255,6 @@ def repeated(tmp_path):
     return project
 
 
-def test_dropped_duplicates_are_in_the_ledger_in_rows_and_tokens(repeated):
-    kept = repeated.prepare()
-    dropped = repeated.prepare("dedup.exact=drop")
-
-    assert (pack_line(kept).rows_out, pack_line(kept).dropped) == (21, {})
-    line = pack_line(dropped)
-    assert (line.rows_out, dict(line.dropped)) == (11, {"duplicate": 10})
-    assert line.tokens_in - line.tokens_out == line.tokens_dropped["duplicate"] > 0
-    assert repeated.cached_steps(dropped) == ["validate", "format", "tokenize"]
-    assert kept.published.audit["dataset"]["duplicates"] == 10
-    assert dropped.published.audit["dataset"]["duplicates"] == 0
-
-
 def test_the_first_by_file_and_row_stays_and_another_answer_is_no_duplicate(repeated):
     prepared = repeated.prepare("dedup.exact=drop")
     records = repeated.records(prepared)
@@ -318,15 +262,6 @@ def test_the_first_by_file_and_row_stays_and_another_answer_is_no_duplicate(repe
     lost = [(r["source"], r["outcome"]) for r in records if r["times"] == 0]
     assert lost == [("sums/sums.jsonl", "duplicate")] * 10  # `more` comes before `sums`
     assert len({r["record_id"] for r in records if r["times"]}) == 11
-
-
-def test_shards_change_nothing(repeated, monkeypatch):
-    whole = repeated.prepare("dedup.exact=drop")
-    monkeypatch.setattr("packhouse.run.steps.validate.MAX_SHARD_BYTES", 200)
-    repeated.cache = repeated.root / "other"
-    parts = repeated.prepare("dedup.exact=drop", f"publish.store={repeated.root / 'other-store'}")
-    assert len([r for r in parts.receipts if r.step == "tokenize"]) > 4
-    assert parts.published.content_id == whole.published.content_id
 
 
 @given(st.lists(st.integers(0, 5)))

@@ -17,9 +17,10 @@ from packhouse.addons import exports as writing
 from packhouse.addons.exports import FORMATS, export_version
 from packhouse.addons.exports import export as export_command
 from packhouse.errors import ConfigError, IntegrityError, VersionNotFoundError
-from packhouse.recipe import Recipe
+from packhouse.recipe import load_recipe
 from packhouse.run.chain import plan_jobs
 from tests.exports import readers
+from tests.prepared import DEMO
 
 SPLITS = ["train", "eval"]
 
@@ -138,14 +139,7 @@ def test_msgpack_without_its_package_is_refused_with_what_to_install(
         ConfigError, match=r"needs msgpack, which is not installed: pip install .*\[ms"
     ):
         export_version(opened, "msgpack", tmp_path / "out", cache=cache)
-    recipe = Recipe.model_validate(
-        {
-            "dataset": "tiny",
-            "sources": [{"path": "nowhere.jsonl"}],
-            "tokenizer": "nowhere",
-            "publish": {"exports": ["msgpack"]},
-        }
-    )
+    recipe = load_recipe(DEMO / "recipe.yaml", ["publish.exports=[msgpack]"])
     with pytest.raises(ConfigError, match="needs msgpack"):
         plan_jobs(recipe)  # before any work
 

@@ -26,18 +26,23 @@ def run(recipe, folder):
     return open_version(recipe.publish.store, "demo")
 
 
+NUM_SHARDS = {"megatron": 2}
+
+
 @pytest.fixture(scope="module")
 def carrying(tmp_path_factory):
     folder = tmp_path_factory.mktemp("carrying")
     store = f"publish.store={folder / 'store'}"
-    return run(recipe_of(store, f"publish.exports={json.dumps(list(FORMATS))}"), folder)
+    exports = [{"format": name, "shards": NUM_SHARDS.get(name, 1)} for name in FORMATS]
+    return run(recipe_of(store, f"publish.exports={json.dumps(exports)}"), folder)
 
 
 def test_the_manifest_lists_every_file_and_all_are_intact(carrying, tmp_path):
     listed = {entry.key for entry in carrying.files("exports")}
 
     assert {key.split("/")[1] for key in listed} == set(FORMATS)
-    assert {"exports/trl/train.parquet", "exports/megatron/eval.idx.parquet"} <= listed
+    assert "exports/trl/train.parquet" in listed
+    assert "exports/megatron/eval-00001-of-00002.idx.parquet" in listed
     assert {"exports/mds/train/index.json", "exports/mds/train/shard.00000.mds"} <= listed
     report = verify_version(carrying)
     assert report.is_intact
@@ -54,9 +59,11 @@ def without_exports(opened):
 @pytest.mark.parametrize("export_format", FORMATS)
 def test_publish_and_export_write_the_same_bytes(carrying, tmp_path, export_format):
     plain = without_exports(carrying)
-    cache = tmp_path / "cache"
-    copied = export_version(carrying, export_format, tmp_path / "copied", cache=cache)
-    made = export_version(plain, export_format, tmp_path / "made", cache=cache)
+    cache, shards = tmp_path / "cache", NUM_SHARDS.get(export_format, 1)
+    copied = export_version(
+        carrying, export_format, tmp_path / "copied", num_shards=shards, cache=cache
+    )
+    made = export_version(plain, export_format, tmp_path / "made", num_shards=shards, cache=cache)
 
     home = f"exports/{export_format}/"
     listed = {e.key.removeprefix(home): e.sha256 for e in carrying.files("exports")}
@@ -91,27 +98,6 @@ def test_listed_exports_are_part_of_the_version_and_their_order_is_not():
     assert len({plain, both, version("publish.exports=[trl]")}) == 3
 
 
-SHARDS = 'publish.exports=[trl, {"format": "megatron", "shards": 3}]'
-
-
-@pytest.fixture(scope="module")
-def sharded(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("sharded")
-    return run(recipe_of(f"publish.store={folder / 'store'}", "pack.seq_len=256", SHARDS), folder)
-
-
-def test_a_version_carries_the_shards_that_an_export_writes(sharded, tmp_path):
-    keys = {e.key.removeprefix("exports/megatron/"): e.sha256 for e in sharded.files("exports")}
-    made = export_version(
-        without_exports(sharded), "megatron", tmp_path / "made", num_shards=3, cache=tmp_path / "c"
-    )
-
-    assert {f"{split}-0000{n}-of-00003.idx.parquet" for split in ("train", "eval")
-            for n in range(3)} <= keys.keys()  # fmt: skip
-    assert made.files.items() <= keys.items()
-    assert verify_version(sharded).is_intact
-
-
 def test_more_shards_than_packs_stop_a_run_before_its_files_are_made(tmp_path):
     recipe = recipe_of(
         f"publish.store={tmp_path / 'store'}", "publish.exports=[{format: trl, shards: 999}]"
@@ -130,10 +116,7 @@ def test_more_shards_than_packs_stop_a_run_before_its_files_are_made(tmp_path):
         ("[{format: trl, shards: true}]", "must not be a boolean"),
         ("[{format: trl, shard: 2}]", "did you mean 'shards'"),
         ("[{shards: 2}]", "'publish.exports.0.format' is missing"),
-        (
-            "[trl, {format: trl, shards: 2}]",
-            "'trl' more than once with different shard counts. Keep one$",
-        ),
+        ("[trl, {format: trl, shards: 2}]", "'trl' more than once with different shard counts"),
         ("[megatorn]", "did you mean 'megatron'"),
         ("[7]", "exports.0"),
     ],

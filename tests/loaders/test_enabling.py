@@ -13,6 +13,9 @@ pytestmark = [
 IDS = torch.tensor([[5, 6, 7, 8, 9]])
 ARANGE = torch.arange(5)[None]
 RESTARTS = torch.tensor([[0, 1, 2, 0, 1]])
+NUMBERS = torch.tensor([[1, 1, 1, 2, 2]])
+BOUNDS = torch.tensor([0, 3, 5])
+WITH_A_GAP = torch.tensor([[1, 1, 0, 1, 1]])
 
 
 @pytest.fixture
@@ -23,34 +26,16 @@ def model():
 @pytest.mark.parametrize(
     ("batch", "message"),
     [
+        ({"position_ids": ARANGE, "attention_mask": NUMBERS}, "position_ids do not separate"),
         (
-            {"position_ids": ARANGE, "attention_mask": torch.tensor([[1, 1, 1, 2, 2]])},
-            "numbers records that position_ids do not separate",
-        ),
-        (
-            {
-                "position_ids": torch.tensor([[0, 1, 0, 0, 1]]),
-                "attention_mask": torch.tensor([[1, 1, 0, 1, 1]]),
-            },
+            {"position_ids": torch.tensor([[0, 1, 0, 0, 1]]), "attention_mask": WITH_A_GAP},
             "padding between tokens",
         ),
-        ({"attention_mask": torch.tensor([[1, 1, 0, 1, 1]])}, "padding between tokens"),
-        (
-            {"cu_seq_lens_q": torch.tensor([0, 3, 5])},
-            "the batch has cu_seq_lens_q without position_ids",
-        ),
-        (
-            {"seq_idx": torch.tensor([[0, 0, 0, 1, 1]])},
-            "the batch has seq_idx without position_ids",
-        ),
-        (
-            {"position_ids": ARANGE, "cu_seq_lens_q": torch.tensor([0, 3, 5])},
-            "cu_seq_lens_q and position_ids disagree",
-        ),
-        (
-            {"position_ids": ARANGE, "seq_idx": torch.tensor([[0, 0, 0, 1, 1]])},
-            "seq_idx and position_ids disagree",
-        ),
+        ({"attention_mask": WITH_A_GAP}, "padding between tokens"),
+        ({"cu_seq_lens_q": BOUNDS}, "has cu_seq_lens_q without position_ids"),
+        ({"seq_idx": NUMBERS - 1}, "has seq_idx without position_ids"),
+        ({"position_ids": ARANGE, "cu_seq_lens_q": BOUNDS}, "cu_seq_lens_q and position_ids disa"),
+        ({"position_ids": ARANGE, "seq_idx": NUMBERS - 1}, "seq_idx and position_ids disagree"),
     ],
 )
 def test_boundaries_that_the_model_would_not_see_are_refused(model, batch, message):
@@ -63,7 +48,7 @@ def test_boundaries_that_the_model_would_not_see_are_refused(model, batch, messa
     [
         {"position_ids": RESTARTS},
         {"position_ids": RESTARTS, "attention_mask": torch.ones(1, 5, dtype=torch.int64)},
-        {"attention_mask": torch.tensor([[1, 1, 1, 2, 2]])},
+        {"attention_mask": NUMBERS},
     ],
 )
 def test_a_packed_batch_with_a_cache_is_refused(model, marks):
@@ -124,12 +109,8 @@ def test_handles_may_be_disabled_in_any_order():
 
 def test_bounds_that_merge_records_are_refused_where_the_kernel_reads_them(model):
     packed = {"input_ids": IDS, "position_ids": RESTARTS, "use_cache": False}
-    whole = {
-        "cu_seq_lens_q": torch.tensor([0, 3, 5]),
-        "cu_seq_lens_k": torch.tensor([0, 3, 5]),
-        "max_length_q": 3,
-        "max_length_k": 3,
-    }
+    whole = dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), BOUNDS)
+    whole |= dict.fromkeys(("max_length_q", "max_length_k"), 3)
     merged = whole | {"cu_seq_lens_q": torch.tensor([0, 5]), "max_length_q": 5}
     with enable_packing(model):
         plain = model(**packed, **whole).logits
@@ -142,15 +123,14 @@ def test_bounds_that_merge_records_are_refused_where_the_kernel_reads_them(model
             whole | {"cu_seq_lens_q": torch.tensor([0, 3])},
             whole | {"max_length_q": 2},
         ):
-            with pytest.raises(
-                ContractError, match="and position_ids disagree on where records end"
-            ):
+            with pytest.raises(ContractError, match="and position_ids disagree on where"):
                 model(**packed, **wrong)
 
 
 def test_a_model_that_was_compiled_before_is_guarded_and_freed(model):
     """Compiled code does not look for hooks that were added later."""
     model.config.use_cache = False  # nothing else that the code looks at changes
+    del model.model.layers[1:]  # compiling takes a second for each
     compiled = torch.compile(model, backend="eager")
     batch = {"input_ids": IDS, "position_ids": RESTARTS, "attention_mask": torch.ones_like(IDS)}
 
@@ -181,9 +161,7 @@ def test_a_pack_that_is_called_one_record_is_refused(model):
     cut["position_ids"] = torch.cat([ARANGE, whole[:, :22]], 1)
     with enable_packing(model):
         for batch in ({"input_ids": ids}, {"input_ids": ids, "position_ids": whole}, padded, cut):
-            with pytest.raises(
-                ContractError, match=r"several records of a pack as one\. Use Packed"
-            ):
+            with pytest.raises(ContractError, match="several records of a pack as one"):
                 model(**batch)
         model(**PackedCollator()([pack]))
         model(input_ids=ids[:, :5])
@@ -209,9 +187,9 @@ def test_logits_that_are_not_numbers_prove_nothing(model):
 @pytest.mark.parametrize(
     "mark",
     [
-        {"attention_mask": torch.tensor([[1, 1, 1, 2, 2]])},
-        {"cu_seq_lens_q": torch.tensor([0, 3, 5])},
-        {"seq_idx": torch.tensor([[0, 0, 0, 1, 1]])},
+        {"attention_mask": NUMBERS},
+        {"cu_seq_lens_q": BOUNDS},
+        {"seq_idx": NUMBERS - 1},
         {"seq_lengths": [torch.tensor([3, 2])]},
     ],
 )

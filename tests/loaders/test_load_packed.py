@@ -109,16 +109,6 @@ except ImportError as error:
     assert done.stdout == f"16\n{needs}\n", done.stderr
 
 
-def test_names_are_imported_when_they_are_asked_for():
-    import packhouse
-
-    for name in packhouse.__all__:
-        assert getattr(packhouse, name).__doc__
-    assert dir(packhouse) == packhouse.__all__
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        _ = packhouse.nothing
-
-
 def _load(uri: str, cache: Path) -> list:
     return load_packed(uri, cache=cache).to_list()
 

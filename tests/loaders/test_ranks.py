@@ -1,18 +1,16 @@
-"""Ranks over gloo: `check_ranks`, Trainer, DDP, and kill -9 in the middle of epochs."""
+"""Ranks over gloo: `check_ranks`, Trainer and DDP."""
 
 import json
 import multiprocessing
 import os
-import signal
 from collections import Counter
-from hashlib import sha256
 from multiprocessing.connection import wait
 
 import pytest
 
-from packhouse import StreamingPackedDataset, consumed_records, load_packed
+from packhouse import load_packed
 from tests.forked import forks_of
-from tests.loaders import rank_job, trainer_job, training_job
+from tests.loaders import rank_job, trainer_job
 from tests.store.ceph import free_port
 
 
@@ -79,45 +77,3 @@ def test_two_ranks_take_each_pack_once_and_have_the_gradients_of_one_process(
     for each in told:
         assert each["gradient"] > 0.01
         assert each["difference"] < 1e-5
-
-
-RUNS = [  # ranks, workers of each, the step at which one is killed
-    (2, 2, 5),
-    (3, 0, 14),
-    (1, 3, -1),
-]
-
-
-def test_every_pack_is_taken_once_an_epoch_and_receipts_say_so(make_version, tmp_path):
-    uri = make_version(num_records=150, rows_per_file=11)
-    packs = load_packed(uri, cache=tmp_path / "cache")
-    names = {tuple(row["input_ids"]): row["record_ids"] for row in packs}
-    assert len(names) == len(packs) > 30
-    taken = {0: [], 1: []}  # epoch -> packs of steps before the last checkpoint
-    before = 0
-    for number, (world_size, num_workers, killed_at) in enumerate(RUNS):
-        codes = run_ranks(world_size, training_job.main, tmp_path, uri, num_workers, killed_at)
-        is_last = number == len(RUNS) - 1
-        assert codes == [0] if is_last else codes[-1] == -signal.SIGKILL
-
-        last = max(tmp_path.glob("checkpoint-*"))
-        receipt = json.loads((last / "packhouse-receipt.json").read_text())
-        assert is_last or receipt["step"] == killed_at // 3 * 3
-        logs = list(tmp_path.glob(f"run-{before:04}-{world_size}-*.jsonl"))
-        assert len(logs) == world_size
-        for log in logs:
-            for line in map(json.loads, log.read_text().splitlines()):
-                if is_last or line["step"] <= receipt["step"]:
-                    taken[line["epoch"]] += map(tuple, line["packs"])
-        before = receipt["step"]
-        if is_last:
-            break
-        data = StreamingPackedDataset(uri, seed=7, rank=0, world_size=1, cache=tmp_path / "cache")
-        in_receipt = list(consumed_records(data, receipt["state"]))
-        own = taken[receipt["state"]["epoch"]]
-        assert receipt["packs"] == len(own)
-        assert Counter(in_receipt) == Counter(name for pack in own for name in names[pack])
-        digest = sha256("".join(f"{name}\n" for name in in_receipt).encode()).hexdigest()
-        assert receipt["records_sha256"] == digest
-
-    assert Counter(taken[0]) == Counter(taken[1]) == Counter(names.keys())

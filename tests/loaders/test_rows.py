@@ -64,10 +64,7 @@ def test_padding_alone_does_not_mark_boundaries():
         ({"input_ids": [1.5, 2.0]}, "input_ids of type float64 instead of integers"),
         ({"input_ids": [1, None]}, r"input_ids of type \w+ instead of integers"),
         ({"input_ids": [1, 2], "labels": [1.0, 2.0]}, r"labels of type \w+ instead of integers"),
-        (
-            {"input_ids": [1, 2], "seq_lengths": [2.0]},
-            r"seq_lengths of type \w+ instead of integers",
-        ),
+        ({"input_ids": [1, 2], "seq_lengths": [2.0]}, r"seq_lengths of type \w+ instead"),
         ({"input_ids": [[1, 2]]}, r"input_ids of shape \(1, 2\). Pass one flat list"),
         ({"input_ids": ["a", "b"]}, "input_ids of type <U1 instead of integers"),
         ({"input_ids": [1, 2], "loss_weights": [1.0]}, "2 input_ids and 1 loss_weights"),

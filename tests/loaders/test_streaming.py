@@ -190,6 +190,13 @@ def test_ranks_come_from_the_environment_or_are_given_whole(uri, cache, monkeypa
         StreamingPackedDataset(uri, cache=cache, rank=1)
     with pytest.raises(ConfigError, match="rank 3 must be at least 0 and below world_size 3"):
         StreamingPackedDataset(uri, cache=cache, rank=3, world_size=3)
+    with pytest.raises(ConfigError, match="prefetch -2"):
+        StreamingPackedDataset(uri, cache=cache, prefetch=-2)
+    with pytest.raises(ConfigError, match="epoch is -1"):
+        dataset.set_epoch(-1)
+    monkeypatch.setenv("RANK", "first")
+    with pytest.raises(ConfigError, match=r"RANK is 'first'. Set it to an integer"):
+        StreamingPackedDataset(uri, cache=cache)
 
 
 def test_the_prefetching_thread_ends_with_its_iterator_and_passes_errors_on(uri, cache):
@@ -366,17 +373,6 @@ def test_the_reader_is_never_further_ahead_than_asked():
     assert 0 < furthest <= depth
 
 
-def test_arguments_that_make_no_sense_are_refused(opened, uri, cache, monkeypatch):
-    dataset = opened()
-    with pytest.raises(ConfigError, match="epoch is -1"):
-        dataset.set_epoch(-1)
-    with pytest.raises(ConfigError, match="prefetch -2"):
-        opened(prefetch=-2)
-    monkeypatch.setenv("RANK", "first")
-    with pytest.raises(ConfigError, match=r"RANK is 'first'. Set it to an integer"):
-        StreamingPackedDataset(uri, cache=cache)
-
-
 class _InWorkers(IterableDataset):
     """Imitate torchdata's StatefulDataLoader: each worker loads its part and returns a state."""
 
@@ -422,21 +418,17 @@ def test_packs_that_were_left_out_are_not_in_the_receipt(opened):
     assert len(list(resumed)) == num_packs % 4
 
 
-@pytest.mark.parametrize(
-    "other", [{"world_size": 2}, {"batch_size": 3}, {"num_workers": 1}], ids=lambda o: next(iter(o))
-)
-def test_a_worker_s_own_rows_are_refused_where_others_would_be_its_own(opened, other):
-    settings = {"world_size": 1, "batch_size": 1, "num_workers": 2} | other
+def test_a_worker_s_own_rows_are_refused_where_others_would_be_its_own(opened):
     states = iter(DataLoader(_InWorkers(opened(batch_size=1), {}), None, num_workers=2))
     state = [next(states) for _ in range(6)][-1][2]
     assert state["worker_rows"] == 3
 
-    data = opened(world_size=settings["world_size"], batch_size=settings["batch_size"])
-    loader = DataLoader(
-        _InWorkers(data, dict.fromkeys((0, 1), state)), None, num_workers=settings["num_workers"]
-    )
-    with pytest.raises(ConfigError, match=f"a worker was saved with {next(iter(other))}"):
-        next(iter(loader))
+    for other in ({"world_size": 2}, {"batch_size": 3}, {"num_workers": 1}):
+        settings = {"world_size": 1, "batch_size": 1, "num_workers": 2} | other
+        workers = settings.pop("num_workers")
+        rows = _InWorkers(opened(**settings), dict.fromkeys((0, 1), state))
+        with pytest.raises(ConfigError, match=f"a worker was saved with {next(iter(other))}"):
+            next(iter(DataLoader(rows, None, num_workers=workers)))
     with pytest.raises(ConfigError, match="from a DataLoader worker"):
         training_receipt(opened(), state)  # it would report 0 packs
 

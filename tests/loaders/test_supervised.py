@@ -7,8 +7,6 @@ from packhouse import (
     PackedCollator,
     PackedDataset,
     TokenizedDataset,
-    check_packing,
-    enable_packing,
     load_packed,
     make_supervised_dataset,
 )
@@ -22,7 +20,6 @@ from packhouse.recipe import FormatConfig, parse_recipe
 from packhouse.run.chain import prepare
 from packhouse.run.step import LocalRunner
 from packhouse.run.step_cache import Workspace
-from tests.loaders.models import tiny_model
 from tests.prepared import DEMO
 
 TOKENIZER = str(DEMO / "tokenizer")
@@ -112,32 +109,28 @@ LONG = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("over_length", "per_turn"),
-    [("truncate_turns", False), ("window", True)],
-)
-def test_over_long_rows_are_handled_as_in_the_flow(tmp_path, over_length, per_turn):
+def test_over_long_rows_are_handled_as_in_the_flow(tmp_path):
     path = tmp_path / "talks.jsonl"
     talks = [LONG[start:] for start in range(0, 24, 2)]
     path.write_text("".join(json.dumps({"messages": talk}) + "\n" for talk in talks))
-    settings = FormatConfig(template="chat", turns="alone" if per_turn else "joined")
+    settings = FormatConfig(template="chat", turns="alone")
     packs = make_supervised_dataset(
         TOKENIZER,
         str(path),
         prompt_template=settings,
         pack_len=128,
         shuffle_seed=7,
-        over_length=over_length,
+        over_length="window",
         cache=tmp_path / "cache",
     )
     done, published = by_the_flow(
-        tmp_path, [{"path": str(path)}], settings.model_dump(), {"over_length": over_length}
+        tmp_path, [{"path": str(path)}], settings.model_dump(), {"over_length": "window"}
     )
 
     assert [line.to_json() for line in packs.ledger] == [
         line.to_json() for line in done.ledger if line.step != "split"
     ]
-    assert ("windows" in packs.ledger[1].added) == (over_length == "window")
+    assert "windows" in packs.ledger[1].added
     ids = [item["input_ids"][item["attention_mask"] > 0].tolist() for item in packs]
     assert ids == [row["input_ids"] for row in published]
 
@@ -247,113 +240,44 @@ def test_text_that_nothing_reads_is_refused_unless_columns_are_named(tmp_path, c
         assert len(make_supervised_dataset(TOKENIZER, data, cache=cache, **named)) == 9
 
 
-def test_a_column_called_input_enters_the_prompt_only_where_it_is_meant(tmp_path, cache):
-    def lengths(names, **settings):
-        texts = [(f"Say {n}", "some words", f"{n}") for n in range(9)]
-        rows = [dict(zip(names, row, strict=True)) for row in texts]
-        file = tmp_path / f"{'-'.join(names)}.jsonl"
-        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        data = make_supervised_dataset(
-            TOKENIZER, file, resp_field="output", shuffle_seed=None, cache=cache, **settings
-        )
-        return rows_of(data)
-
-    other = lengths(("query", "note", "output"), query_field="query")
-    assert lengths(("query", "input", "output"), query_field="query") == other
-    alpaca = lengths(("instruction", "input", "output"), query_field="instruction")
-    assert alpaca != other
-    assert lengths(("query", "note", "output"), query_field="query", input_field="note") == alpaca
-
-
-def test_columns_called_system_or_history_enter_prompts_only_where_they_are_named(tmp_path, cache):
+def test_columns_enter_prompts_only_where_they_are_named(tmp_path, cache):
     plain = [{"query": f"Say {n}", "response": f"{n}"} for n in range(9)]
-    more = [
-        row | {"system": "linux", "history": [["before", "answer"]], "input": "x"} for row in plain
-    ]
+    column = {"system": "linux", "history": [["before", "answer"]], "input": "words"}
 
     def made(rows, **settings):
         file = tmp_path / f"{len(rows[0])}.jsonl"
         file.write_text("".join(json.dumps(row) + "\n" for row in rows))
         settings = fields(prompt_template="chat", shuffle_seed=None) | settings
         data = make_supervised_dataset(TOKENIZER, file, cache=cache, **settings)
-        return [_tokenizer().decode(ids) for ids in rows_of(data)]
+        return "".join(_tokenizer().decode(ids) for ids in rows_of(data))
 
-    without = made(plain)
-    assert made(more) == without
-    named = made(more, system_field="system", history_field="history")
-    assert all("linux" in text and "before" in text for text in named)
-    assert [text for text in made(more, system_field="system") if "before" in text] == []
+    more = [row | column for row in plain]
+    assert made(more) == made(plain)
+    for name, text in (("system", "linux"), ("history", "before"), ("input", "words")):
+        named = made(more, **{f"{name}_field": name})
+        found = [each for each in ("linux", "before", "words") if named.count(each) == len(plain)]
+        assert found == [text]
     with pytest.raises(ConfigError, match="system_field requires query_field and resp_field"):
         made(more, query_field=None, resp_field=None, system_field="system")
 
 
 # As dart-math does: rows of `query` and `response`, a template of texts.
-TEXTS = [
-    {"query_prompt": "User:\n", "prompt_after_query": "\n\n", "resp_prompt": "Assistant:\n"},
-    {
-        "sys_prompt": 'You "solve" {{ problems }}.\n\n',
-        "query_prompt": "Problem: ",
-        "prompt_after_query": "\nThink within \\boxed{}. ",
-        "resp_prompt": "Solution: ",
-        "prompt_before_resp": "Let's think. ",
-    },
-]
+TEXTS = {"query_prompt": "User:\n", "prompt_after_query": "\n\n", "resp_prompt": "Assistant:\n"}
 
 
-def test_the_four_lines_of_dart_math_train_packs_of_several_lengths(files, cache, tmp_path):
-    pytest.importorskip("accelerate", reason="transformers.Trainer needs accelerate")
-    from transformers import Trainer, TrainingArguments
-
-    texts = tmp_path / "texts.json"
-    texts.write_text(json.dumps(TEXTS[0]))
-    model, tokenizer = tiny_model("llama", "sdpa", vocabulary=len(_tokenizer())), _tokenizer()
-    arguments = TrainingArguments(
-        str(tmp_path / "out"), per_device_train_batch_size=4, max_steps=1, report_to=[],
-        use_cpu=True, save_strategy="no", learning_rate=0.0,
-    )  # fmt: skip
-    with enable_packing(model):
-        packs = make_supervised_dataset(
-            tokenizer, files[0], **fields(prompt_template=str(texts), pack_len=1024), cache=cache
+def test_a_template_of_texts_is_a_dict_or_a_file_of_it(files, cache, tmp_path):
+    file = tmp_path / "texts.json"
+    file.write_text(json.dumps(TEXTS))
+    by_file, by_dict = (
+        make_supervised_dataset(
+            TOKENIZER, files[0], **fields(prompt_template=texts, pack_len=1024), cache=cache
         )
-        trainer = Trainer(model, arguments, processing_class=tokenizer, train_dataset=packs)
-        trainer.train()
-        batch = next(iter(trainer.get_train_dataloader()))
-        check_packing(model, batch).require_safe()
-    assert len(packs) > 1
-    by_dict = make_supervised_dataset(
-        tokenizer, files[0], **fields(prompt_template=TEXTS[0], pack_len=1024), cache=cache
+        for texts in (str(file), TEXTS)
     )
-    assert rows_of(packs) == rows_of(by_dict)
-
-
-@pytest.mark.parametrize(
-    ("name", "texts"),
-    [("mistral-7b-instruct-v0.3", TEXTS[0]), ("qwen2.5-instruct", TEXTS[1])],
-)
-def test_a_template_of_texts_gives_the_tokenizer_s_ids_of_prompt_and_answer(
-    shared, tmp_path, name, texts
-):
-    from transformers import AutoTokenizer
-
-    folder = shared / "tokenizers" / name
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    rows = [{"query": f"What is {n}?\nSay it.", "response": f"It is {n}."} for n in range(9)]
-    path = tmp_path / "rows.jsonl"
-    path.write_text("\n".join(map(json.dumps, rows)))
-
-    data = make_supervised_dataset(
-        folder, path, prompt_template=texts, shuffle_seed=None, cache=tmp_path / "cache"
-    )
-    behind = "".join(
-        texts.get(part, "") for part in ("prompt_after_query", "resp_prompt", "prompt_before_resp")
-    )
-    for item, row in zip(data, rows, strict=True):
-        opening = texts.get("sys_prompt", "") + texts["query_prompt"]
-        prompt = opening + row["query"] + behind.rstrip(" ")
-        ids = tokenizer(prompt + row["response"] + tokenizer.eos_token)["input_ids"]
-        num_prompt = len(tokenizer(prompt)["input_ids"])
-        assert item["input_ids"].tolist() == ids
-        assert item["labels"].tolist() == [-100] * num_prompt + ids[num_prompt:]
+    assert len(by_file) > 1
+    assert rows_of(by_file) == rows_of(by_dict)
+    text = _tokenizer().decode(by_file[0]["input_ids"])
+    assert "User:\nWhat is " in text
 
 
 @pytest.mark.parametrize(

@@ -9,31 +9,44 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packhouse.pack.gather_tokens import GatherTally, PackStatistics, gather, length_histogram
+from packhouse.pack.pack_columns import (
+    check_packed,
+    expand_labels,
+    expand_weights,
+    published_schema,
+    to_layout,
+)
 from packhouse.pack.strategies import STRATEGIES, PackPlan, plan_packs
-from packhouse.records.table_schemas import PACKED
+from packhouse.records.arrays import WEIGHTS
+from packhouse.records.table_schemas import PACKED, TOKENIZED
 
 
 @st.composite
 def records(draw):
+    """Ids, disjoint ranges, and a weight for each range or none."""
     ids = draw(st.lists(st.integers(0, 99), min_size=1, max_size=12))
     cuts = sorted(draw(st.sets(st.integers(0, len(ids)), max_size=4)))
-    return ids, list(zip(cuts[::2], cuts[1::2], strict=False))
+    ranges = list(zip(cuts[::2], cuts[1::2], strict=False))
+    weight = st.sampled_from([1.0, 0.5, 0.25, 2.0])
+    weights = draw(st.lists(weight, min_size=len(ranges), max_size=len(ranges)))
+    return ids, ranges, weights if draw(st.booleans()) else None
 
 
 def naive(rows, plan: PackPlan, lengths, kept) -> list[dict]:
     packs = []
     for pack in range(plan.num_packs):
-        out = {"input_ids": [], "trained_ranges": [], "seq_lengths": [], "record_ids": []}
+        out = {name: [] for name in ("input_ids", "weights", "seq_lengths", "record_ids")}
         for place in range(plan.pack_offsets[pack], plan.pack_offsets[pack + 1]):
             sequence = int(plan.order[place])
             start = 0 if plan.starts is None else int(plan.starts[place])
             end = int(lengths[sequence] if plan.ends is None else plan.ends[place])
             record = rows[kept[sequence]]
-            ranges = [(r["start"], r["end"]) for r in record["trained_ranges"]]
-            trained = [any(a <= token < b for a, b in ranges) for token in range(start, end)]
-            trained[0] = False
-            base = len(out["input_ids"])
-            out["trained_ranges"] += [base + token for token, is_in in enumerate(trained) if is_in]
+            weights = [0.0] * len(record["input_ids"])
+            given = record["range_weights"] or [1.0] * len(record["trained_ranges"])
+            for span, weight in zip(record["trained_ranges"], given, strict=True):
+                weights[span["start"] : span["end"]] = [weight] * (span["end"] - span["start"])
+            weights[start] = 0.0  # the first token of a sequence is never trained
+            out["weights"] += weights[start:end]
             out["input_ids"] += record["input_ids"][start:end]
             out["seq_lengths"].append(end - start)
             out["record_ids"].append(record["record_id"])
@@ -42,10 +55,17 @@ def naive(rows, plan: PackPlan, lengths, kept) -> list[dict]:
 
 
 def as_naive(table: pa.Table) -> list[dict]:
-    rows = table.drop_columns(["label", "range_weights"]).to_pylist()
-    for row in rows:
-        spans = row["trained_ranges"]
-        row["trained_ranges"] = [t for s in spans for t in range(s["start"], s["end"])]
+    rows = []
+    for number in range(table.num_rows):
+        (batch,) = table.slice(number, 1).combine_chunks().to_batches()
+        (row,) = batch.to_pylist()
+        kept = {name: row[name] for name in ("input_ids", "seq_lengths", "record_ids")}
+        rows.append(kept | {"weights": expand_weights(batch).tolist()})
+        assert ((expand_weights(batch) > 0) == (expand_labels(batch) != -100)).all()
+        check_packed(batch, 12, 100, allow_untrained=True)
+        for layout in ("labels", "compact"):
+            out = to_layout(batch, published_schema(layout, with_weights=True))
+            check_packed(out, 12, 100, layout, allow_untrained=True)
     return rows
 
 
@@ -58,33 +78,15 @@ def packed(shards, plan, lengths, rows=None, **options) -> pa.Table:
     return pa.Table.from_batches(gather(shards, plan, lengths, rows, **options), PACKED)
 
 
-def test_two_records_in_one_pack(tokenized):
-    table = tokenized([([7, 8, 9], [(1, 3)]), ([5, 6], [(0, 2)])])
-    tally = GatherTally()
-
-    batch = packed(
-        [table], plan_packs(np.array([3, 2]), 8), np.array([3, 2], np.int32), tally=tally
-    )
-
-    assert batch.drop_columns(["label", "range_weights"]).to_pylist() == [
-        {
-            "input_ids": [7, 8, 9, 5, 6],
-            "trained_ranges": [{"start": 1, "end": 3}, {"start": 4, "end": 5}],
-            "seq_lengths": [3, 2],
-            "record_ids": ["rec0", "rec1"],
-        }
-    ]
-    assert batch["label"].to_pylist() == [None]
-    assert tally == GatherTally(
-        num_packs=1, num_tokens=5, num_sequences=2, num_trained=3, num_first_masked=1
-    )
-
-
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @settings(max_examples=15, deadline=None)
 @given(data=st.data())
 def test_equal_to_a_naive_gather_for_any_shards_and_batches(tokenized, strategy, data):
-    table = tokenized(data.draw(st.lists(records(), max_size=12)))
+    drawn = data.draw(st.lists(records(), max_size=12))
+    table = tokenized([(ids, ranges) for ids, ranges, _ in drawn])
+    place = TOKENIZED.get_field_index("range_weights")
+    weights = pa.array([weights for *_, weights in drawn], WEIGHTS)
+    table = table.set_column(place, TOKENIZED.field(place), weights)
     num = table.num_rows
     kept = sorted(data.draw(st.sets(st.integers(0, num - 1)))) if num else []
     full = table["num_tokens"].to_numpy()[kept]

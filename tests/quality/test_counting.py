@@ -4,7 +4,7 @@ import json
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packhouse.addons.quality import combine_quality, count_quality
@@ -68,6 +68,7 @@ def test_an_outlier_is_long_for_its_source():
 any_chat = st.sampled_from([SOUND, *FAULTY.values(), turns("Tell.", "A long story. " * 99)])
 
 
+@settings(max_examples=25)
 @given(chats=st.lists(any_chat, max_size=30), cuts=st.lists(st.integers(0, 30), max_size=4))
 def test_shards_add_up_to_the_whole(chats, cuts):
     table = validated_table(chats)

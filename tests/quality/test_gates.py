@@ -10,7 +10,6 @@ from packhouse.errors import AuditError, ConfigError
 from packhouse.recipe import QualityConfig
 from packhouse.store import open_version
 from tests.audit.conftest import SUMS, Sums
-from tests.quality.test_counting import FAULTY
 
 
 @pytest.fixture
@@ -73,30 +72,3 @@ def test_languages_are_part_of_the_version(project):
 def test_another_language_is_one_that_is_not_named():
     with pytest.raises(ValueError, match="is set without `languages`"):
         QualityConfig(max_other_languages=0.1)
-
-
-KEEP = """
-not is_empty(output) and not echoes(output, instruction) and not is_refusal(output)
-and repetition(output) <= 0.6 and not has_html(instruction || ' ' || output)
-and not has_mojibake(output) and not has_invisible(output)
-and not has_email(instruction || ' ' || output)
-and not has_phone(output) and not has_card(output) and not has_secret(output)
-"""
-
-
-def test_where_leaves_out_the_rows_that_are_counted_and_no_other(project):
-    rows = SUMS[:20]
-    faulty = [
-        {"instruction": asked["content"], "output": said["content"]}
-        for asked, said in FAULTY.values()
-    ]
-    project.write([*rows, *faulty], "sums.jsonl")
-    counted = project.prepare().published.audit["quality"]["dataset"]
-    assert {name: counted[name] for name in FAULTY} == dict.fromkeys(FAULTY, 1)
-
-    project.edit(sources=[{"path": "sums.jsonl", "format": "alpaca", "where": KEEP}])
-    published = project.prepare()
-    assert [row["row"] for row in project.records(published)] == list(range(len(rows)))
-    (validated,) = [line for line in published.ledger if line.step == "validate"]
-    assert validated.dropped == {"filtered": len(faulty)}
-    assert published.published.audit["quality"]["worst"] == {}

@@ -1,17 +1,11 @@
 """Tokens of pairs: joined into one record, checked, and split again."""
 
-import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packhouse.pack.gather_tokens import gather
-from packhouse.pack.pack_columns import check_packed
-from packhouse.pack.strategies import plan_packs
 from packhouse.records.preference_pairs import (
-    as_sequences,
-    both_sides,
     check_answers,
     cut_behind_answers,
     join_sides,
@@ -22,7 +16,6 @@ from packhouse.records.table_schemas import (
     FORMATTED,
     QUARANTINED,
     TOKENIZED,
-    VALIDATED,
     refused_rows,
 )
 
@@ -66,34 +59,6 @@ def test_pairs_come_apart_as_they_were_joined(rows, skipped):
         chosen.to_pylist(),
         rejected.to_pylist(),
     ]
-
-
-@settings(max_examples=30)
-@given(st.lists(pairs, min_size=1, max_size=8))
-def test_a_pair_is_whole_in_one_pack_with_the_bounds_of_both_sides(rows):
-    joined, _ = join_sides(
-        side([(prompt, answer) for prompt, answer, _ in rows]),
-        side([(prompt, answer) for prompt, _, answer in rows]),
-    )
-    lengths = joined["num_tokens"].to_numpy().astype(np.int32)
-    plan = plan_packs(lengths, 24)
-
-    seen = []
-    for batch in gather([joined], plan, lengths):
-        packs = as_sequences(batch)
-        check_packed(packs, 24, VOCABULARY)
-        for pack in packs.to_pylist():
-            names, sizes = pack["record_ids"], pack["seq_lengths"]
-            assert names[::2] == names[1::2]
-            ends = np.cumsum(sizes).tolist()
-            assert ends == [each["end"] for each in pack["trained_ranges"]]
-            pieces = np.split(pack["input_ids"], ends[:-1])
-            for number, name in enumerate(names[::2]):
-                prompt, answer, other = rows[int(name, 16)]
-                assert pieces[2 * number].tolist() == prompt + answer
-                assert pieces[2 * number + 1].tolist() == prompt + other
-                seen.append(name)
-    assert sorted(seen) == joined["record_id"].to_pylist()
 
 
 @pytest.mark.parametrize(
@@ -159,28 +124,6 @@ def test_texts_end_where_their_answer_ends():
     assert cut.drop_columns("text").equals(table.drop_columns("text"))
     assert cut_behind_answers(table.slice(1))["text"].to_pylist() == ["<u>é</u><a>ß</a> more"]
     assert cut_behind_answers(table.slice(0, 0)).num_rows == 0
-
-
-def test_both_sides_are_messages_of_one_conversation():
-    def rows(*texts):
-        return pa.Table.from_pylist(
-            [
-                {
-                    "record_id": text,
-                    "source": "a/a",
-                    "row": row,
-                    "messages": [{"role": "assistant", "content": text}],
-                    "group_key": text,
-                }
-                for row, text in enumerate(texts)
-            ],
-            VALIDATED,
-        )
-
-    both = both_sides(rows("a", "b"), rows("c", "d"))
-    contents = [[m["content"] for m in row] for row in both["messages"].to_pylist()]
-    assert contents == [["a", "c"], ["b", "d"]]
-    assert both["record_id"].to_pylist() == ["a", "b"]
 
 
 def test_a_pair_of_which_a_side_was_refused_is_refused_once():

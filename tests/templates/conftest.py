@@ -8,11 +8,10 @@ import pytest
 from packhouse.read import scan_source
 from packhouse.read.shard_reader import read_shard
 from packhouse.recipe import SourceConfig, ValidateConfig
+from packhouse.tokenize import load_snapshot
 
 FILES = {
-    "alpaca": ("alpaca_data.json", "alpaca"),
     "fastchat": ("fastchat_dummy_conversation.json", "sharegpt"),
-    "xtuner": ("xtuner_openai_sft.jsonl", "chat"),
     "glaive": ("glaive_toolcall_en_demo.json", "sharegpt"),
     "reasoning": ("reason_tool_use_demo_50.jsonl", "chat"),
 }
@@ -37,10 +36,16 @@ def load_tokenizer(shared):
 
 
 @pytest.fixture(scope="session")
+def load_real(shared):
+    """Snapshot of a real tokenizer by folder name, each loaded once."""
+    return cache(lambda name: load_snapshot(shared / "tokenizers" / name))
+
+
+@pytest.fixture(scope="session")
 def real_table(shared):
     """Return the first rows of a real file as a VALIDATED table."""
 
-    @cache  # Alpaca takes 2 s
+    @cache
     def read(name: str) -> Any:
         file, form = FILES[name]
         source = SourceConfig(path=str(shared / "data" / file), format=form)

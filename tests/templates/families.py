@@ -10,7 +10,6 @@ vendor's `generation_config.json` stops generation. Templates are read from the 
 
 import copy
 import json
-import random
 import re
 import sys
 from collections.abc import Iterator
@@ -227,37 +226,6 @@ SHAPES: dict[str, Messages] = {
     ],
 }
 """Conversations as canonical messages: one or two questions, reasoning, calls, an agent's run."""
-
-
-_WORDS = (
-    "amber birch cedar delta ember fjord grove heron islet jade kelp lotus maple nimbus".split()
-)
-
-
-def random_conversation(seed: int) -> Messages:
-    """Return a conversation of up to three questions with reasoning and calls; no text repeats."""
-    rng = random.Random(seed)
-    pairs = [f"{a.title()} {b}" for a in _WORDS for b in _WORDS if a != b]
-    texts = iter(rng.sample(pairs, len(pairs)))
-    made: Messages = []
-    num_calls = 0
-    if rng.random() < 0.3:
-        made.append({"role": "system", "content": next(texts)})
-    for _ in range(rng.randint(1, 3)):
-        made.append(_user(next(texts)))
-        is_thinking = rng.random() < 0.6
-        for step in range(num_steps := rng.choice([1, 1, 2, 3])):
-            thought = next(texts) if is_thinking and rng.random() < 0.8 else None
-            if step == num_steps - 1:
-                made.append(_answer(next(texts), thought))
-                continue
-            calls = []
-            for _ in range(rng.choice([1, 1, 1, 2])):
-                num_calls += 1
-                calls.append(_call(next(texts).replace(" ", ""), num_calls))
-            made.append(_answer(next(texts) if rng.random() < 0.3 else "", thought, *calls))
-            made += [_result(next(texts), int(call["id"][4:])) for call in calls]
-    return made
 
 
 def tools_of(shape: str) -> list[dict[str, Any]] | None:

@@ -2,9 +2,8 @@
 
 import pytest
 
-from packhouse.recipe import FormatConfig, TokenizeConfig
+from packhouse.recipe import FormatConfig
 from packhouse.render import make_renderer
-from packhouse.tokenize import load_snapshot, tokenize_table
 from tests.templates.toys import make_snapshot, make_table, pieces
 
 WITHOUT_INPUT = """\
@@ -72,16 +71,3 @@ def test_further_turns_repeat_the_header_with_its_line_break():
         "\n\n### Instruction:\nc\n\n### Response:\nd</s>"
     )
     assert pieces(rendered.formatted) == [["b</s>", "d</s>"], ["b</s>", "b</s>"]]
-
-
-def test_with_the_line_break_no_answer_begins_inside_a_token_of_the_prompt(shared, real_table):
-    snapshot = load_snapshot(str(shared / "tokenizers" / "qwen2.5-instruct"))
-    straddling = {}
-    for template in ("alpaca", "alpaca_newline"):
-        renderer = make_renderer(FormatConfig(template=template), snapshot)
-        rendered = renderer.render(real_table("alpaca", 300))
-        assert rendered.quarantined.num_rows == 0
-        done = tokenize_table(rendered.formatted, snapshot, TokenizeConfig())
-        straddling[template] = done.notes.get("straddles_start", 0)
-
-    assert straddling == {"alpaca": 156, "alpaca_newline": 0}

@@ -349,18 +349,6 @@ def test_no_more_shapes_are_remembered_than_the_limit():
             assert len(renderer._engine._numbers) <= 8 + 6
 
 
-def test_rows_with_tools_are_filled_and_not_rendered(monkeypatch):
-    call = {"function": {"name": "f", "arguments": {"n": 1}}}
-    turn = {"role": "assistant", "content": "", "tool_calls": json.dumps([call])}
-    tools = json.dumps([{"type": "function", "function": {"name": "f"}}])
-    rows = [[("user", f"q{n}"), turn, ("tool", f"r{n}"), ("assistant", "a")] for n in range(9)]
-    rendered = watch_rendered_rows(monkeypatch)
-
-    out = chat_renderer(TOOLS).render(make_table(rows, tools=[tools] * 9))
-    assert out.formatted.num_rows == 9
-    assert rendered == []
-
-
 def test_answers_that_only_mention_tags_of_thoughts_are_filled(monkeypatch):
     texts = ["a", "Write </think> last", "<think> and </think>", "see <think>, </think>"]
     rows = [as_turns([f"q{n}", texts[n % 4]]) for n in range(40)]

@@ -33,7 +33,6 @@ LLAMA3 = (
     "{% endif %}{{ c }}{% endfor %}{% if add_generation_prompt %}"
     "{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
 )
-LLAMA3_TOKENS = {"<|start_header_id|>": 1, "<|end_header_id|>": 2, "<|eot_id|>": 3, "<s>": 4}
 # No generation prompt; the space before an answer belongs to the answer.
 MISTRAL = (
     "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}{{ '[INST] ' + m.content + "
@@ -118,6 +117,8 @@ def test_an_answer_ends_with_the_token_that_stops_the_model(turns, texts, traine
 
     assert out.formatted["text"].to_pylist() == texts
     assert pieces(out.formatted) == trained
+    if turns == "joined":
+        assert out.notes == {"repeated_bytes": len("</s>"), "rewritten_prompts": 1}
 
 
 @pytest.mark.parametrize("turns", ["joined", "exact", "whole"])
@@ -149,23 +150,6 @@ def test_without_a_generation_prompt_the_model_writes_the_header(turns):
     assert list(chain(*pieces(out.formatted))) == ["ASSISTANT: hello</s>", "ASSISTANT: see you</s>"]
 
 
-def test_eos_that_history_leaves_out_joins_one_record():
-    source = CHATML.replace(
-        "{% if add", "{% if not add_generation_prompt %}</s>{% endif %}{% if add"
-    ).replace("<|im_end|>\\n", "<|im_end|>")
-    start = "<|im_start|>user\nhi<|im_end|><|im_start|>assistant\nhello<|im_end|>"
-    end = "<|im_start|>user\nbye<|im_end|><|im_start|>assistant\nsee you<|im_end|></s>"
-
-    out = render_chat(source, [TWO])
-    assert out.formatted["text"].to_pylist() == [f"{start}</s>{end}"]
-    assert only(out) == ["hello<|im_end|></s>", "see you<|im_end|></s>"]
-    assert out.notes == {"repeated_bytes": 4, "rewritten_prompts": 1}
-    exact = render_chat(source, [TWO], config={"turns": "exact"})
-    assert exact.formatted["text"].to_pylist() == [f"{start}</s>", f"{start}{end}"]
-    whole = render_chat(source, [TWO], config={"turns": "whole"})
-    assert only(whole) == ["hello<|im_end|>", "see you<|im_end|></s>"]
-
-
 @pytest.mark.parametrize("turns", ["joined", "exact", "whole"])
 def test_the_eos_of_a_later_turn_does_not_end_an_answer(turns):
     """A call without EOS, and an empty tool result: the tool's header is not trained."""
@@ -192,54 +176,11 @@ def test_the_eos_of_a_later_turn_does_not_end_an_answer(turns):
     assert only(named) == ["waitf<|END_RESPONSE|>", "hello<|END_RESPONSE|>"]
 
 
-@pytest.mark.parametrize(
-    ("turns", "trained"),
-    [
-        ("joined", [[0, 1]]),
-        ("exact", [[0], [1]]),
-    ],
-)
-def test_an_empty_thought_that_the_template_writes_is_part_of_each_answer(turns, trained):
-    answers = ["<think>\n\n</think>\n\nhello<|im_end|>", "<think>\n\n</think>\n\nsee you<|im_end|>"]
-    out = render_chat(THINKING, [TWO], config={"turns": turns})
-
-    assert pieces(out.formatted) == [[answers[number] for number in record] for record in trained]
-    assert out.notes.get("rewritten_prompts", 0) == (turns == "joined")
-
-
-def test_an_answer_whose_reasoning_history_drops_is_a_separate_record():
-    thought, empty = "<think>\nhm\n</think>\n\nhello", "<think>\n\n</think>\n\n"
-    talk = [("user", "hi"), ("assistant", thought), *TWO]
-    last = render_chat(THINKING, [talk[:2]])
-    history = render_chat(THINKING, [talk])
-    whole = render_chat(THINKING, [talk], config={"turns": "whole"})
-
-    assert only(last) == [thought + "<|im_end|>"]
-    assert only(last, "content_spans") == ["hi", "hm", "hello"]
-    assert history.quarantined.num_rows == 0
-    assert pieces(history.formatted) == [
-        [thought + "<|im_end|>"],
-        [empty + "hello<|im_end|>", empty + "see you<|im_end|>"],
-    ]
-    assert only(whole) == ["hello<|im_end|>", "hello<|im_end|>", empty + "see you<|im_end|>"]
-    assert (last.notes, whole.notes) == ({}, {"reasoning_not_rendered": 1})
-    # Bytes in addition to a single rendering: the cost of the split.
-    sizes = [len(text) for text in history.formatted["text"].to_pylist()]
-    assert history.notes["repeated_bytes"] == min(sizes)
-    assert history.notes["rewritten_prompts"] == 1
-    assert "reasoning_not_rendered" not in history.notes
-
-
 def test_context_is_joined_to_content_by_a_newline():
     turn = {"role": "user", "content": "Sum up", "context": "Long"}
     out = render_chat(CHATML, [[turn, {"role": "assistant", "content": "S"}]])
 
     assert only(out, "content_spans") == ["Sum up\nLong", "S"]
-
-
-def call_of(name, **arguments):
-    call = {"type": "function", "function": {"name": name, "arguments": arguments}}
-    return {"role": "assistant", "content": "", "tool_calls": json.dumps([call])}
 
 
 def test_arguments_given_as_json_text_are_parsed():
@@ -256,50 +197,6 @@ def test_a_header_before_a_generation_block_is_trained_where_no_prompt_has_it():
         "<|im_start|>assistant\nhello<|im_end|>",
         "<|im_start|>assistant\nsee you<|im_end|>",
     ]
-
-
-def test_text_between_blocks_is_not_trained():
-    """Reasoning before the block: it is written, but only the answer is in the block."""
-    source = GENERATION.replace(
-        "{% generation %}", "{{ '<think>' ~ m.reasoning_content ~ '</think>' }}{% generation %}"
-    )
-    talk = [("user", "hi"), {"role": "assistant", "content": "hello", "reasoning": "hm"}]
-    assert only(render_chat(source, [talk])) == ["hello<|im_end|>"]
-
-
-@pytest.mark.parametrize("rows", [1, 20])
-def test_a_silently_dropped_role_is_quarantined(rows):
-    drops = CHATML.replace(
-        "{{ '<|im_start|>' + m", "{% if m.role != 'system' %}{{ '<|im_start|>' + m", 1
-    )
-    drops = drops.replace("{% endfor %}", "{% endif %}{% endfor %}", 1)
-    conversation = [("system", "Be brief."), *HI]
-    out = render_chat(drops, [conversation] * rows)
-
-    assert out.quarantined["reason"].to_pylist() == ["content_lost"] * rows
-    detail = out.quarantined["detail"][0].as_py()
-    assert detail.startswith("text of message 0 (system) is not in the rendering: 'Be brief.'. Set")
-    assert "format.template" in detail
-
-
-def test_a_template_that_ends_only_the_last_turn_trains_each_answer_as_the_last():
-    last_only = (
-        "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content }}{% endfor %}"
-        "{{ '<|assistant|>' if add_generation_prompt else eos_token }}"
-    )
-    tokens = {"<|user|>": 1, "<|assistant|>": 2, "</s>": 3}
-
-    each = render_chat(last_only, [TWO], added_tokens=tokens, config={"turns": "exact"})
-    assert each.formatted["text"].to_pylist() == [
-        "<|user|>hi<|assistant|>hello</s>",
-        "<|user|>hi<|assistant|>hello<|user|>bye<|assistant|>see you</s>",
-    ]
-    assert pieces(each.formatted) == [["hello</s>"], ["see you</s>"]]
-    last = render_chat(last_only, [TWO], added_tokens=tokens, config={"train_on": "last_assistant"})
-    assert only(last) == ["see you</s>"]
-    whole = render_chat(last_only, [TWO], added_tokens=tokens, config={"turns": "whole"})
-    assert whole.quarantined["reason"].to_pylist() == ["no_stop"]
-    assert "Set format.turns: joined" in whole.quarantined["detail"][0].as_py()
 
 
 @pytest.mark.parametrize("turns", ["joined", "exact", "alone", "whole"])
@@ -345,17 +242,6 @@ def test_a_compiled_template_is_shared_only_by_equal_recipes():
     assert chat_renderer(CHATML, {"system": "Be."})._engine is not learnt
     assert chat_renderer(CHATML, added_tokens={"<x>": 1})._engine is not learnt
     assert chat_renderer("{% broken")
-
-
-def test_dates_are_pinned_by_source_date_epoch(monkeypatch):
-    monkeypatch.setenv("SOURCE_DATE_EPOCH", "0")
-    dated = "{{ strftime_now('%d %b %Y') }}" + CHATML
-    first = chat_renderer(dated).render(make_table([HI]))
-    monkeypatch.setenv("SOURCE_DATE_EPOCH", "86400")
-    second = chat_renderer(dated)
-
-    assert first.formatted["text"][0].as_py().startswith("01 Jan 1970<")
-    assert second.render(make_table([HI])).formatted["text"][0].as_py().startswith("02 Jan 1970<")
 
 
 @pytest.mark.parametrize(

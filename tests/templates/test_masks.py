@@ -1,4 +1,4 @@
-"""Trained text by role, message and reasoning, compared with the masks of transformers."""
+"""Trained text by role, message and reasoning."""
 
 import json
 
@@ -12,13 +12,11 @@ from packhouse.errors import TemplateError
 from packhouse.recipe import FormatConfig, TokenizeConfig
 from packhouse.records.record_ids import conversation_ids
 from packhouse.render import make_renderer
-from packhouse.tokenize import load_snapshot, tokenize_table
+from packhouse.tokenize import tokenize_table
 from packhouse.tokenize.encoders import load_tokenizer
 from tests.templates.toys import CHATML, make_snapshot, make_table, pieces, render_chat, snapshot_of
 
 TWO = [("user", "hi"), ("assistant", "hello"), ("user", "bye"), ("assistant", "see you")]
-REAL = ["qwen2.5-instruct", "qwen3", "mistral-7b-instruct-v0.3"]
-ENDS = dict(zip(REAL, ["<|im_end|>", "<|im_end|>", "</s>"], strict=True))
 
 
 def turn(role, content, weight=None, **more):
@@ -34,8 +32,8 @@ def test_all_but_named_roles_are_trained_with_headers_and_ends():
     ]
 
 
-def test_never_train_system_leaves_out_a_template_s_own_system_turn_too(shared):
-    snapshot = load_snapshot(str(shared / "tokenizers" / "qwen2.5-instruct"))
+def test_never_train_system_leaves_out_a_template_s_own_system_turn_too(load_tokenizer):
+    snapshot = snapshot_of(load_tokenizer("qwen2.5-instruct"))
     config = FormatConfig(train_on="all", never_train=["system"])
     out = make_renderer(config, snapshot).render(make_table([TWO[:2]])).formatted
 
@@ -43,8 +41,8 @@ def test_never_train_system_leaves_out_a_template_s_own_system_turn_too(shared):
     assert pieces(out) == [["hi<|im_end|>\n<|im_start|>assistant\nhello<|im_end|>\n"]]
 
 
-def test_a_tool_result_is_left_out_where_a_template_shows_it_as_a_user_turn(shared):
-    snapshot = load_snapshot(str(shared / "tokenizers" / "qwen3"))
+def test_a_tool_result_is_left_out_where_a_template_shows_it_as_a_user_turn(load_tokenizer):
+    snapshot = snapshot_of(load_tokenizer("qwen3"))
     call = '[{"type":"function","function":{"name":"f","arguments":{}}}]'
     talk = [turn("user", "go"), turn("assistant", "", tool_calls=call), turn("tool", "42")]
     talk.append(turn("assistant", "It is 42."))
@@ -180,12 +178,12 @@ def quoting(quote):
     ]
 
 
-@pytest.mark.parametrize("name", REAL)
+@pytest.mark.parametrize("name", ["qwen3", "mistral-7b-instruct-v0.3"])
 @pytest.mark.parametrize("copies", [1, 12])  # by Jinja, and by shape
-def test_tags_quoted_in_a_call_are_not_reasoning(name, copies, shared):
+def test_tags_quoted_in_a_call_are_not_reasoning(name, copies, load_tokenizer):
     """Arguments are data: thinking in contents and fields counts, tags inside calls do not."""
     table = make_table([quoting(quote) for quote in QUOTES for _ in range(copies)])
-    snapshot = load_snapshot(str(shared / "tokenizers" / name))
+    snapshot = snapshot_of(load_tokenizer(name))
     keep, last = (
         pieces(make_renderer(FormatConfig(reasoning=way), snapshot).render(table).formatted)
         for way in ("keep", "train_last")
@@ -196,8 +194,8 @@ def test_tags_quoted_in_a_call_are_not_reasoning(name, copies, shared):
 
 
 @pytest.mark.parametrize("copies", [1, 12])
-def test_a_thought_next_to_a_call_that_quotes_one_is_left_out_alone(copies, shared):
-    snapshot = load_snapshot(str(shared / "tokenizers" / "qwen2.5-instruct"))
+def test_a_thought_next_to_a_call_that_quotes_one_is_left_out_alone(copies, load_tokenizer):
+    snapshot = snapshot_of(load_tokenizer("qwen2.5-instruct"))
     call = [{"type": "function", "function": {"name": "f", "arguments": {"q": "</think>a<think>"}}}]
     said = turn("assistant", "<think>hm</think> Look:", tool_calls=json.dumps(call))
     talk = [turn("user", "go"), said, turn("tool", "42"), turn("assistant", "So."), *TWO[:2]]
@@ -219,10 +217,9 @@ def test_a_thought_in_a_field_that_quotes_its_own_end_is_left_out_whole():
         assert pieces(out)[0] == ["y<|im_end|>", "hello<|im_end|>"]
 
 
-@pytest.mark.parametrize("name", REAL)
-def test_the_first_word_after_a_space_is_trained_with_it(name, shared):
+def test_the_first_word_after_a_space_is_trained_with_it(load_real):
     """After omitted reasoning, and after a header: the token begins with the space."""
-    snapshot = load_snapshot(str(shared / "tokenizers" / name))
+    snapshot = load_real("mistral-7b-instruct-v0.3")
     talk = [turn("user", "Well, why?"), turn("assistant", "<think>hm</think> Because."), *TWO[:2]]
     table = make_table([talk])
 
@@ -234,8 +231,7 @@ def test_the_first_word_after_a_space_is_trained_with_it(name, shared):
             text(row["input_ids"][span["start"] : span["end"]]) for span in row["trained_ranges"]
         ]
 
-    if name != "qwen3":  # its template omits earlier reasoning
-        assert first_words(reasoning="train_last")[0].strip().startswith("Because.")
+    assert first_words(reasoning="train_last")[0].strip().startswith("Because.")
     first = first_words(train_on="all", never_train=["assistant"])[0]
     assert first.strip().startswith("Well, why?")
 

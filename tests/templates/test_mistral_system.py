@@ -4,20 +4,17 @@ import json
 
 import pytest
 
-from packhouse.errors import TemplateError
 from packhouse.recipe import FormatConfig
 from packhouse.render import make_renderer
-from packhouse.tokenize import load_snapshot
-from tests.templates.toys import make_table, pieces
+from tests.templates.toys import make_table, pieces, snapshot_of
 
-MISTRAL = "mistral-7b-instruct-v0.3"
 TALK = [("user", "hi"), ("assistant", "hello"), ("user", "bye"), ("assistant", "see you")]
 TOOLS = json.dumps([{"type": "function", "function": {"name": "find", "description": "d"}}])
 
 
 @pytest.fixture
-def render(shared):
-    snapshot = load_snapshot(str(shared / "tokenizers" / MISTRAL))
+def render(load_tokenizer):
+    snapshot = snapshot_of(load_tokenizer("mistral-7b-instruct-v0.3"))
 
     def render(table, template="mistral_system", **config):
         return make_renderer(FormatConfig(template=template, **config), snapshot).render(table)
@@ -85,11 +82,3 @@ def test_answers_after_tool_results_keep_their_system_turn(real_table, render, t
     own = render(table, "chat", turns=turns, reasoning="strip")
     counts = [text.count(systems[row]) for row, text in rows_and_texts(own)]
     assert (counts.count(1), counts.count(0)) == (69, 41)
-
-
-def test_rows_with_reasoning_stop_at_once(render):
-    """Neither template writes reasoning, so a thinking model would learn to answer without it."""
-    talk = [("user", "hi"), {"role": "assistant", "content": "hello", "reasoning": "A greeting."}]
-    for template in ("chat", "mistral_system"):
-        with pytest.raises(TemplateError, match=r"toy/rows.jsonl row 0 .* format.reasoning: strip"):
-            render(make_table([talk]), template)

@@ -57,32 +57,106 @@ CONTROLS = (  # like Granite 3.3: an argument that only prompts use, and a name 
 )
 
 
-def test_an_argument_that_only_prompts_write_is_not_a_thinking_switch():
-    out = render_chat(CONTROLS, [[("user", "Two?"), ("assistant", "2.")]], added_tokens=TOKENS)
+TURN = "{% for m in messages %}<|user|>{{ m.role }}: {{ m.content }}</s>{% endfor %}"
+PROMPT = "{% if add_generation_prompt %}<|user|>assistant: {% endif %}"
+TAGS = TOKENS | {"<think>": 5, "</think>": 6}
+OPENED = TURN.replace(  # the prompt opens a thought in every turn
+    "{{ m.content }}", "{{ '<think>' * (m.role == 'assistant') }}{{ m.content }}"
+) + PROMPT.replace("assistant: ", "assistant: <think>")
+KEPT_FOR_CALLS = (  # like Kimi K2-Thinking: reasoning stays up to the last answer without a call
+    "{% set ns = namespace(last=-1) %}{% for m in messages %}"
+    "{% if m.role == 'assistant' and not m.tool_calls %}{% set ns.last = loop.index0 %}"
+    "{% endif %}"
+    "{% endfor %}{% for m in messages %}<|user|>{{ m.role }}: {% if m.role == 'assistant' %}"
+    "<think>{{ m.reasoning_content if loop.index0 > ns.last }}</think>{% endif %}"
+    "{{ m.content }}"
+    "{% for call in m.tool_calls or [] %}[{{ call.function.name }} "
+    "{{ call.function.arguments | tojson }}]{% endfor %}</s>{% endfor %}" + PROMPT
+)
+CALLS_STOP = (  # calls end with a token of the files, and answers with another
+    "{% for m in messages %}<|user|>{{ m.role }}: {{ m.content }}"
+    "{% for call in m.tool_calls or [] %}{{ call.function.name }}"
+    "{{ call.function.arguments | tojson }}<|model|>{% endfor %}"
+    "{% if not m.tool_calls %}<|system|>{% endif %}{% endfor %}" + PROMPT
+)
+IF_TOOLS = "{{ m.reasoning_content or '' if tools else '' }}{{ m.content }}"
+NEEDS_TOOLS = (
+    "{% if not tools %}{{ raise_exception('no tools') }}{% endif %}{{ tools | tojson }}"
+    + TURN.replace("{{ m.content }}", IF_TOOLS)
+    + PROMPT
+)
+TOOLS = json.dumps([{"function": {"name": "look", "description": "Look.", "parameters": {}}}])
 
-    assert pieces(out.formatted) == [["2.</s>"]]
-    snapshot = make_snapshot(chat_template=CONTROLS, added_tokens=TOKENS)
+
+def said(content, thought=None, **arguments):
+    """An answer, perhaps with reasoning, and with a call if there are arguments."""
+    answer = {"role": "assistant", "content": content, "reasoning": thought}
+    if not arguments:
+        return answer
+    call = {"type": "function", "function": {"name": "look", "arguments": arguments}}
+    return {**answer, "tool_calls": json.dumps([call])}
+
+
+TWO, PLAIN, THOUGHT = ("user", "Two?"), ("assistant", "2."), said("2.", "Hm.")
+
+
+@pytest.mark.parametrize(
+    ("template", "talk", "options", "trained"),
+    [
+        (CONTROLS, [TWO, PLAIN], {}, ["2.</s>"]),
+        (BUDGET, [TWO, PLAIN], {}, ["2.</s>"]),
+        (BUDGET, [TWO, THOUGHT], {}, ["<think>Hm.</think>2.</s>"]),
+        (HEADERS_STOP, [TWO, PLAIN, TWO, PLAIN],
+         {"config": {"turns": "whole", "stop_tokens": ["<|user|>"]}}, ["2.<|user|>"] * 2),
+        (EMPTY_THOUGHT, [TWO, said("", "Hm.", at="a")],
+         {"config": {"thought_end": "\n</think>\n\n"}},
+         ['Hm.\n</think>\n\n[look {"at": "a"}]</s>']),
+        (OPENED, [TWO, ("assistant", "Hm.</think>2.")], {"added_tokens": TAGS},
+         ["Hm.</think>2.</s>"]),
+        (KEPT_FOR_CALLS, [TWO, said("", "Hm.", at="a"), ("tool", "Sunny"),
+                          said("Sun.", "It says so.")], {"added_tokens": TAGS},
+         ['<think>Hm.</think>[look {"at": "a"}]</s>', "<think>It says so.</think>Sun.</s>"]),
+        (CALLS_STOP, [TWO, said("", at="a"), ("tool", "Sunny"), said("Sun.")],
+         {"stop_tokens": {"<|model|>": "generation_config.json", "</s>": "tokenizer"}},
+         ['look{"at": "a"}<|model|>', "Sun.<|system|>"]),
+        *((TURN.replace("m.content", f"(m.{name} or '') + m.content") + PROMPT, [TWO, THOUGHT], {},
+           ["Hm.2.</s>"]) for name in ("reasoning", "reasoning_content", "thinking")),
+        (NEEDS_TOOLS, [TWO, THOUGHT], {"tools": [TOOLS]}, ["Hm.2.</s>"]),
+    ],
+)  # fmt: skip
+def test_the_answer_as_the_model_would_write_it_is_trained(template, talk, options, trained):
+    out = render_chat(template, [talk], **{"added_tokens": TOKENS} | options)
+
+    assert pieces(out.formatted) == [trained]
+
+
+@pytest.mark.parametrize("template", [CONTROLS, BUDGET])
+def test_an_argument_of_prompts_and_a_number_are_no_thinking_switch(template):
+    snapshot = make_snapshot(chat_template=template, added_tokens=TOKENS)
     assert PlainTemplate(FormatConfig(), snapshot).switch is None
+
+
+@pytest.mark.parametrize(
+    ("template", "answer", "tools", "reason"),
+    [
+        (OPENS, PLAIN, None, "no_reasoning"),  # within a thought that the prompt opens
+        *((EMPTY_THOUGHT, said(f"{thought}</think>\n\n2."), None, "thought_lost")
+          for thought in ("<think>\nHm.\n", "<think>\n\n", "Hm.")),  # an empty one comes first
+        (NEEDS_TOOLS, PLAIN, [TOOLS, None], "template"),
+        (NEEDS_TOOLS.replace("{{ raise_exception('no tools') }}", ""), THOUGHT, [TOOLS, None],
+         "thought_lost"),
+    ],
+)  # fmt: skip
+def test_an_answer_that_the_model_would_not_write_is_refused(template, answer, tools, reason):
+    talks = [[TWO, answer]] * len(tools or [None])
+    out = render_chat(template, talks, tools=tools, added_tokens=TOKENS)
+
+    assert out.quarantined["reason"].to_pylist() == [reason]
 
 
 def test_advice_names_arguments_and_not_names_that_the_template_sets():
-    thought = {"role": "assistant", "content": "2.", "reasoning": "Hm."}
-
     with pytest.raises(TemplateError, match=r"turns thinking on \(controls\), set"):
-        render_chat(CONTROLS, [[("user", "Two?"), thought]], added_tokens=TOKENS)
-
-
-def test_a_number_is_no_thinking_switch():
-    thought = {"role": "assistant", "content": "2.", "reasoning": "Hm."}
-    talks = [[("user", "Two?"), ("assistant", "2.")], [("user", "Two?"), thought]]
-    out = render_chat(BUDGET, talks, added_tokens=TOKENS)
-
-    assert out.formatted["text"].to_pylist() == [
-        "<|user|>user: Two?</s><|user|>assistant: 2.</s>",
-        "<|user|>user: Two?</s><|user|>assistant: <think>Hm.</think>2.</s>",
-    ]
-    snapshot = make_snapshot(chat_template=BUDGET, added_tokens=TOKENS)
-    assert PlainTemplate(FormatConfig(), snapshot).switch is None
+        render_chat(CONTROLS, [[TWO, THOUGHT]], added_tokens=TOKENS)
 
 
 def test_a_prompt_that_depends_on_its_last_message_makes_another_kind():
@@ -98,19 +172,6 @@ def test_a_prompt_that_depends_on_its_last_message_makes_another_kind():
     ]
 
 
-def test_a_question_of_only_some_prompts_makes_another_kind_from_then_on():
-    template = LAST_WORD.replace(
-        "messages[-1].content.endswith",
-        "'x' in messages[-1].content and messages[-1].content.endswith",
-    )
-    texts = {20: "x", 30: "x", 40: "x", 50: "x /no"}
-    turns = [(("user", "assistant")[n % 2], texts.get(n, f"turn {n}")) for n in range(80)]
-    renderer = chat_renderer(template, {"turns": "exact"}, added_tokens=TOKENS)
-    (trained,) = pieces(renderer.render(make_table([turns])).formatted)
-
-    assert [n for n, piece in enumerate(trained) if not piece.startswith("<|system|>")] == [25]
-
-
 def test_of_two_switches_in_the_text_the_later_one_counts():
     switches = {0: " /no", 2: " /yes", 4: " /no", 40: " /yes", 60: " /no"}
     turns = [(("user", "assistant")[n % 2], f"turn {n}{switches.get(n, '')}") for n in range(90)]
@@ -122,12 +183,6 @@ def test_of_two_switches_in_the_text_the_later_one_counts():
     assert trained == [
         f"{'' if is_off[at] else '<|system|>'}turn {at}</s>" for at in range(1, 90, 2)
     ]
-
-
-def test_a_plain_answer_is_not_trained_within_a_thought_that_the_prompt_opens():
-    out = render_chat(OPENS, [[("user", "Two?"), ("assistant", "2.")]], added_tokens=TOKENS)
-
-    assert out.quarantined["reason"].to_pylist() == ["no_reasoning"]
 
 
 def test_a_thought_in_tags_is_not_opened_twice():
@@ -145,44 +200,6 @@ def test_a_thought_in_tags_is_not_opened_twice():
     assert plain.quarantined["reason"].to_pylist() == ["no_reasoning"]
 
 
-def test_an_empty_thought_is_not_written_before_one_in_tags():
-    talks = [
-        [("user", "Two?"), ("assistant", f"{thought}</think>\n\n2.")]
-        for thought in ("<think>\nHm.\n", "<think>\n\n", "Hm.")
-    ]
-    out = render_chat(EMPTY_THOUGHT, talks, added_tokens=TOKENS)
-
-    assert out.quarantined["reason"].to_pylist() == ["thought_lost"] * 3
-
-
-def test_a_call_keeps_what_opens_it_after_a_thought_end():
-    call = [{"type": "function", "function": {"name": "look", "arguments": {"at": "Rome"}}}]
-    asked = {"role": "assistant", "content": "", "reasoning": "Hm."}
-    asked["tool_calls"] = json.dumps(call)
-    out = render_chat(
-        EMPTY_THOUGHT,
-        [[("user", "Rome?"), asked]],
-        config={"thought_end": "\n</think>\n\n"},
-        added_tokens=TOKENS,
-    )
-
-    assert pieces(out.formatted) == [['Hm.\n</think>\n\n[look {"at": "Rome"}]</s>']]
-
-
-def test_the_last_answer_of_a_whole_rendering_gets_the_stop_token_that_the_next_turn_would_write():
-    talk = [("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d")]
-    config = {"turns": "whole", "stop_tokens": ["<|user|>"]}
-    out = render_chat(HEADERS_STOP, [talk], config=config, added_tokens=TOKENS)
-
-    assert out.formatted["text"].to_pylist() == ["<|user|>a<|model|>b<|user|>c<|model|>d<|user|>"]
-    assert pieces(out.formatted) == [["b<|user|>", "d<|user|>"]]
-
-
-TURN = "{% for m in messages %}<|user|>{{ m.role }}: {{ m.content }}</s>{% endfor %}"
-PROMPT = "{% if add_generation_prompt %}<|user|>assistant: {% endif %}"
-TAGS = TOKENS | {"<think>": 5, "</think>": 6}
-
-
 def test_tags_of_an_answer_s_thought_are_tokens_and_no_text():
     texts = ("<think>\nHm.\n</think>\n\n2.", "Say <think> and </think>.", "2.", "3.")
     talks = [[("user", "<think>Two?</think>"), ("assistant", text)] for text in texts]
@@ -194,166 +211,6 @@ def test_tags_of_an_answer_s_thought_are_tokens_and_no_text():
     ]
     plain = render_chat(TURN + PROMPT, talks, added_tokens=TOKENS)
     assert pieces(plain.formatted, "content_spans")[0][1] == texts[0]
-
-
-def test_a_tag_closes_the_thought_that_the_prompt_opened():
-    opened = PROMPT.replace("assistant: ", "assistant: <think>")
-    turn = TURN.replace(
-        "{{ m.content }}", "{{ '<think>' * (m.role == 'assistant') }}{{ m.content }}"
-    )
-    out = render_chat(
-        turn + opened, [[("user", "Two?"), ("assistant", "Hm.</think>2.")]], added_tokens=TAGS
-    )
-
-    assert pieces(out.formatted, "content_spans") == [["Two?", "Hm.", "2."]]
-    assert pieces(out.formatted) == [["Hm.</think>2.</s>"]]
-
-
-def test_a_thought_that_a_final_answer_takes_out_of_history_is_trained_as_before_a_call():
-    template = (  # like Kimi K2-Thinking: reasoning stays up to the last answer without a call
-        "{% set ns = namespace(last=-1) %}{% for m in messages %}"
-        "{% if m.role == 'assistant' and not m.tool_calls %}{% set ns.last = loop.index0 %}"
-        "{% endif %}"
-        "{% endfor %}{% for m in messages %}<|user|>{{ m.role }}: {% if m.role == 'assistant' %}"
-        "<think>{{ m.reasoning_content if loop.index0 > ns.last }}</think>{% endif %}"
-        "{{ m.content }}"
-        "{% for call in m.tool_calls or [] %}[{{ call.function.name }} "
-        "{{ call.function.arguments | tojson }}]{% endfor %}</s>{% endfor %}" + PROMPT
-    )
-    call = json.dumps(
-        [{"type": "function", "function": {"name": "look", "arguments": {"at": "a"}}}]
-    )
-    asked = {"role": "assistant", "content": "", "reasoning": "I look.", "tool_calls": call}
-    told = {"role": "assistant", "content": "Sun.", "reasoning": "It says so."}
-    talk = [("user", "Rome?"), asked, ("tool", "Sunny"), told]
-    out = render_chat(template, [talk], added_tokens=TAGS)
-
-    assert pieces(out.formatted) == [
-        ['<think>I look.</think>[look {"at": "a"}]</s>', "<think>It says so.</think>Sun.</s>"]
-    ]
-
-
-def test_stop_tokens_of_the_files_end_calls_where_the_template_ends_answers_with_another():
-    template = (
-        "{% for m in messages %}<|user|>{{ m.role }}: {{ m.content }}"
-        "{% for call in m.tool_calls or [] %}{{ call.function.name }}"
-        "{{ call.function.arguments | tojson }}<|model|>{% endfor %}"
-        "{% if not m.tool_calls %}<|system|>{% endif %}{% endfor %}" + PROMPT
-    )
-    call = json.dumps(
-        [{"type": "function", "function": {"name": "look", "arguments": {"at": "a"}}}]
-    )
-    asked = {"role": "assistant", "content": "", "tool_calls": call}
-    talk = [("user", "Rome?"), asked, ("tool", "Sunny"), ("assistant", "Sun.")]
-    stops = {"<|model|>": "generation_config.json", "</s>": "tokenizer"}
-    out = render_chat(template, [talk], added_tokens=TOKENS, stop_tokens=stops)
-
-    assert pieces(out.formatted) == [['look{"at": "a"}<|model|>', "Sun.<|system|>"]]
-
-
-def test_reasoning_is_read_by_the_names_of_all_clients():
-    for name in ("reasoning", "reasoning_content", "thinking"):
-        turn = TURN.replace("{{ m.content }}", f"{{{{ m.{name} or '' }}}}{{{{ m.content }}}}")
-        thought = {"role": "assistant", "content": "2.", "reasoning": "Hm."}
-        out = render_chat(turn + PROMPT, [[("user", "Two?"), thought]], added_tokens=TOKENS)
-        assert pieces(out.formatted) == [["Hm.2.</s>"]]
-
-
-def test_a_template_for_tools_alone_is_tried_with_tools():
-    needs = "{% if not tools %}{{ raise_exception('no tools') }}{% endif %}{{ tools | tojson }}"
-    function = {"name": "look", "description": "Look.", "parameters": {}}
-    tools = json.dumps([{"type": "function", "function": function}])
-    talk = [("user", "Two?"), ("assistant", "2.")]
-    out = render_chat(needs + TURN + PROMPT, [talk, talk], tools=[tools, None], added_tokens=TOKENS)
-
-    assert pieces(out.formatted) == [["2.</s>"]]
-    assert out.quarantined["reason"].to_pylist() == ["template"]
-
-
-def test_a_template_that_writes_thoughts_only_where_there_are_tools_is_not_refused():
-    turn = TURN.replace(
-        "{{ m.content }}", "{{ m.reasoning_content or '' if tools else '' }}{{ m.content }}"
-    )
-    function = {"name": "look", "description": "Look.", "parameters": {}}
-    tools = json.dumps([{"type": "function", "function": function}])
-    talk = [("user", "Two?"), {"role": "assistant", "content": "2.", "reasoning": "Hm."}]
-    template = "{{ tools | tojson }}" + turn + PROMPT
-    out = render_chat(template, [talk, talk], tools=[tools, None], added_tokens=TOKENS)
-
-    assert pieces(out.formatted) == [["Hm.2.</s>"]]
-    assert out.quarantined["reason"].to_pylist() == ["thought_lost"]
-
-
-CALLS = [{"type": "function", "id": "call00000", "function": {"name": "get", "arguments": {}}}]
-IDS_OF_HISTORY = (  # like Apriel 1.6: the last turn has no end, and calls before it have ids
-    "{% for m in messages %}<|user|>{{ m.role }}: {{ m.content }}"
-    "{% for call in m.tool_calls or [] %}[{{ call.function.name }}"
-    "{% if not loop.last or messages[-1] is not sameas m %} {{ call.id }}{% endif %}]{% endfor %}"
-    "{% if messages[-1] is not sameas m %}</s><|model|>{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}</s><|model|><|user|>assistant: {% endif %}"
-)
-TEXT_IS_BEGUN = (  # like Nemotron Nano v2: the prompt after an answer continues that answer
-    "{% for m in messages %}{% if m.content %}<|user|>{{ m.role }}: {{ m.content }}"
-    "{% if not (loop.last and add_generation_prompt and m.role == 'assistant') %}</s>{% endif %}"
-    "{% endif %}{% for call in m.tool_calls or [] %}<|user|>assistant: [{{ call.function.name }}]"
-    "</s>{% endfor %}{% endfor %}"
-    "{% if add_generation_prompt and messages[-1].role != 'assistant' %}<|user|>assistant: "
-    "{% endif %}"
-)
-
-
-def test_a_stop_token_that_only_history_has_is_no_advice():
-    turns = [
-        ("user", "Two?"),
-        {"role": "assistant", "content": "", "tool_calls": json.dumps(CALLS)},
-        {"role": "tool", "content": "2", "tool_call_id": "call00000"},
-    ]
-    out = render_chat(
-        IDS_OF_HISTORY, [turns], config={"stop_tokens": ["</s>"]}, added_tokens=TOKENS
-    )
-
-    (refused,) = out.quarantined.to_pylist()
-    assert refused["reason"] == "no_stop"
-    assert "a Jinja file that ends the message" in refused["detail"]
-
-
-def test_a_call_is_put_into_its_own_message_only_where_the_prompt_after_a_text_has_a_header():
-    turns = [
-        ("user", "Two?"),
-        {"role": "assistant", "content": "Wait.", "tool_calls": json.dumps(CALLS)},
-        {"role": "tool", "content": "2", "tool_call_id": "call00000"},
-    ]
-    headed = TEXT_IS_BEGUN.replace(" and messages[-1].role != 'assistant'", "").replace(
-        "loop.last and add_generation_prompt and m.role == 'assistant'", "false"
-    )
-    begun, apart = (
-        render_chat(template, [turns], added_tokens=TOKENS).quarantined["detail"][0].as_py()
-        for template in (TEXT_IS_BEGUN, headed)
-    )
-    assert "Set format.template to a Jinja file" in begun
-    assert "Put the text after it in a separate message" in apart
-
-
-def test_stop_tokens_that_end_no_plain_answer_are_no_advice():
-    template = (  # like Solar Open: reasoning ends with the token that ends plain answers
-        "{% for m in messages %}<|user|>{{ m.role }}: "
-        "{% if m.reasoning_content %}{{ m.reasoning_content }}</s>{% endif %}{{ m.content }}"
-        "{% for call in m.tool_calls or [] %}[{{ call.function.name }}]{% endfor %}"
-        "{{ '<|model|>' if m.tool_calls else '</s>' }}{% endfor %}"
-        "{% if add_generation_prompt %}<|user|>assistant: {% endif %}"
-    )
-    called = {"role": "assistant", "content": "", "tool_calls": json.dumps(CALLS)}
-    turns = [("user", "Two?"), {**called, "reasoning": "Hm."}, ("tool", "2")]
-    config = {"stop_tokens": ["</s>", "<|model|>"]}
-    (refused,) = render_chat(
-        template, [turns], config=config, added_tokens=TOKENS
-    ).quarantined.to_pylist()
-
-    assert refused["reason"] == "stop_inside"
-    assert "Set format.reasoning: strip, or" in refused["detail"]
-    config |= {"reasoning": "strip"}
-    stripped = render_chat(template, [turns], config=config, added_tokens=TOKENS)
-    assert pieces(stripped.formatted) == [["[get]<|model|>"]]
 
 
 @pytest.mark.parametrize(
@@ -381,13 +238,3 @@ def test_a_thinking_switch_may_take_words_that_the_template_compares(condition, 
     done = render_chat(template, [turns, plain], added_tokens=TOKENS)
     assert done.quarantined.to_pylist() == []
     assert pieces(done.formatted) == [["Hm.</think>2.</s>"], ["2.</s>"]]
-
-
-def test_a_refused_probe_gives_no_advice_about_its_own_messages():
-    template = (
-        "{% for m in messages %}<|user|>{{ m.role }}: {{ m.content }}</s>{% endfor %}"
-        "{% if add_generation_prompt %}<|model|>{% endif %}"
-    )
-    with pytest.raises(TemplateError, match="fails on a test question and answer") as refused:
-        render_chat(template, [[("user", "Two?"), ("assistant", "2.")]], added_tokens=TOKENS)
-    assert "weight" not in str(refused.value)

@@ -74,7 +74,7 @@ def test_later_turns_follow_delim_and_system_turns_are_refused():
 @dataclass
 class PromptTemplate:
     id: str = "mine"
-    sys_prompt: str = "Think.\n"
+    sys_prompt: str = 'You "solve" {{ problems }}.\n'
     query_prompt: str = "Q: "
     prompt_after_query: str = "\n"
     resp_prompt: str = "A: "
@@ -82,12 +82,12 @@ class PromptTemplate:
     delim: str = "\n\n"
 
     def make_full_prompt(self, query: str) -> str:
-        return f"Think.\nQ: {query}\nA:"
+        return f"{self.sys_prompt}Q: {query}\nA:"
 
 
 def test_an_object_with_the_texts_is_taken_as_the_dict_of_them(tmp_path):
     texts = {
-        "sys_prompt": "Think.\n",
+        "sys_prompt": PromptTemplate.sys_prompt,
         "query_prompt": "Q: ",
         "prompt_after_query": "\n",
         "resp_prompt": "A: ",

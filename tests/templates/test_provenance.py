@@ -9,8 +9,6 @@ from datetime import datetime
 
 import jinja2
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from packhouse.render import provenance
 from packhouse.render.jinja_sandbox import ChatTemplate, _make_environment
@@ -35,14 +33,11 @@ PREFIX = "{% set m = messages[0].content %}{% set call = messages[1].tool_calls[
 ARGUMENTS = [
     "",
     "m",
-    "'<b>'",
     "3",
     "'-', 2",
-    "m, '<b>'",
     "'<b>', m",
     "m, m",
     "{'a': m}",
-    "[m, 'a']",
 ]
 
 
@@ -148,44 +143,6 @@ def test_calls_that_str_refuses_are_refused(use):
     talk = TracedRow(template, MESSAGES, TemplateArguments(), re.compile("(?!)"))
     with pytest.raises(RefusedError, match="TypeError"):
         _ = talk.rendering
-
-
-STEPS = st.sampled_from(
-    [
-        ".strip()",
-        ".lstrip('\u03b1')",
-        ".rstrip('\n')",
-        ".split('<b>')[-1]",
-        ".split('<b>')[0]",
-        ".rsplit('b', 1)[0]",
-        ".split() | join(' ')",
-        ".splitlines() | join('|')",
-        ".partition('</b>')[2]",
-        ".rpartition('<b>')[0]",
-        ".replace('b', 'cc')",
-        ".replace('\n', '')",
-        ".removeprefix(' ')",
-        ".removesuffix('b')",
-        "[1:]",
-        "[:-2]",
-        " ~ 'z'",
-        " | trim",
-        " | list | join('-')",
-    ]
-)
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    content=st.text(" \n<b>/\u03b1\u03b2", min_size=1, max_size=12),
-    steps=st.lists(STEPS, max_size=4),
-)
-def test_every_character_keeps_its_place(content, steps):
-    expression = "m"
-    for step in steps:
-        expression = f"({expression}{step})"
-    source = "{% set m = messages[0].content %}{{ " + expression + " }}"
-    assert check(source, [{"role": "user", "content": content}], None)
 
 
 @pytest.mark.parametrize(

@@ -9,19 +9,15 @@ from typing import Any
 
 import pytest
 
-import packhouse
 from packhouse.errors import ConfigError, PluginError, TemplateError
 from packhouse.recipe import (
     FormatConfig,
-    load_recipe,
 )
 from packhouse.render import make_renderer
-from packhouse.run.chain import prepare
-from packhouse.run.step import LocalRunner
-from packhouse.run.step_cache import Workspace
 from packhouse.store import open_version
 from packhouse.system import plugins, worker
 from packhouse.tokenize import load_snapshot
+from tests.prepared import prepare_in
 from tests.templates.toys import make_snapshot, make_table, pieces, refusals
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -144,32 +140,6 @@ def test_arguments_of_calls_are_found_in_json(toys):
     assert '{"a": [1, null, {"c": "\\u00e9"}], "b": ' in pieces(formatted)[0][0]
 
 
-@pytest.mark.parametrize("result", ['{"t": 20,  "u": "<|im_end|>"}', "7"])
-def test_results_that_are_parsed_are_found_as_json(toys, result):
-    """Mistral's library writes the result `{"t":20}` as `{"t": 20}`, and a text in quotes."""
-    parsing = TOY.replace(
-        "def said(self, message):",
-        """def said(self, message):
-            if message["role"] == "tool":
-                try:
-                    return json.dumps({"content": json.loads(message["content"])})
-                except ValueError:
-                    return json.dumps({"content": message["content"]})
-""",
-    )
-    call = json.dumps([{"type": "function", "function": {"name": "look", "arguments": {}}}])
-    talk = [
-        {"role": "user", "content": "Hi"},
-        {"role": "assistant", "content": "", "tool_calls": call},
-        {"role": "tool", "content": result},
-        {"role": "assistant", "content": "Done"},
-    ]
-
-    found = pieces(render(toys.install(parsing), talk).formatted, "content_spans")[0]
-
-    assert found == ["Hi", "look", json.dumps(json.loads(result)), "Done"]
-
-
 @pytest.mark.parametrize(
     ("old", "new"),
     [
@@ -264,19 +234,9 @@ def test_a_row_has_only_the_arguments_that_the_renderer_reads(toys):
 @pytest.mark.parametrize(
     ("old", "new", "error", "said"),
     [
-        (
-            "stop_tokens =",
-            "stops =",
-            PluginError,
-            "is not a renderer. It needs a function `render`",
-        ),
+        ("stop_tokens =", "stops =", PluginError, "is not a renderer. It needs a function"),
         ('["<|im_end|>"]', '"<|im_end|>"', PluginError, "`stop_tokens`, a list of control tokens"),
-        (
-            '["<|im_end|>"]',
-            '["<|eot|>"]',
-            TemplateError,
-            "stops at '<|eot|>', which is not a control",
-        ),
+        ('["<|im_end|>"]', '["<|eot|>"]', TemplateError, "at '<|eot|>', which is not a control"),
         ("return text +", "return b'' and", PluginError, "returned a bytes instead of a string"),
         ("self.folder = folder", "open(folder)", PluginError, "on tokenizer folder 'tokenizer'"),
     ],
@@ -299,30 +259,13 @@ def test_stop_tokens_of_the_renderer_go_before_those_of_the_model(toys):
 # Recipes.
 
 
-@pytest.fixture
-def recipe(tmp_path):
-    def make(template: str, **format: Any) -> Any:
-        rows = [
-            {"messages": [{"role": role, "content": f"{text} {number}"} for role, text in TALK]}
-            for number in range(6)
-        ]
-        (tmp_path / "talks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        settings = {
-            "dataset": "toys",
-            "sources": [{"path": "talks.jsonl"}],
-            "tokenizer": str(TOKENIZER),
-            "format": {"template": template, **format},
-            "publish": {"store": str(tmp_path / "store")},
-        }
-        (tmp_path / "recipe.yaml").write_text(json.dumps(settings))
-        return tmp_path / "recipe.yaml"
-
-    return make
-
-
-def test_a_recipe_names_a_renderer_whose_version_is_part_of_the_id(toys, recipe, tmp_path):
-    options = {"cache": tmp_path / "cache", "progress": False}
-    version = packhouse.prepare(recipe(toys.install(TOY)), **options)
+def test_a_recipe_names_a_renderer_whose_version_is_part_of_the_id(toys, tmp_path):
+    rows = [
+        {"messages": [{"role": role, "content": f"{text} {number}"} for role, text in TALK]}
+        for number in range(6)
+    ]
+    settings = {"dataset": "toys", "format": {"template": toys.install(TOY)}}
+    version = prepare_in(tmp_path, rows, **settings)
     manifest = open_version(str(tmp_path / "store"), "toys").manifest
     assert manifest.libraries["acme-toy"] == f"{toys.version}.0"
     assert manifest.audit["inference"]["dataset"] == dict(
@@ -331,22 +274,7 @@ def test_a_recipe_names_a_renderer_whose_version_is_part_of_the_id(toys, recipe,
     )  # fmt: skip
     assert manifest.configuration["format"]["template"] == "toy"
     toys.install(TOY)
-    assert packhouse.prepare(recipe("toy"), **options).id != version.id
-    assert load_recipe(recipe("chat"), ["format.template=toy"]).format.template == "toy"
-
-
-def test_an_unknown_renderer_is_an_error_that_names_those_installed(toys, recipe, tmp_path):
-    toys.install(TOY)
-    toys.install(TOY, "other")
-    with pytest.raises(ConfigError, match=r"must be one of chat, .*harmony.*, other, toy, a path"):
-        packhouse.prepare(recipe("vicuna"), progress=False)
-    with pytest.raises(ConfigError, match="cannot be 'tooy'; did you mean 'toy'"):
-        packhouse.prepare(recipe("tooy"), progress=False)
-    known = load_recipe(recipe("chat"))  # a name in a run form, which is checked when the form runs
-    form = known.model_copy(update={"format": known.format.model_copy(update={"template": "tooy"})})
-    workspace = Workspace(cache=tmp_path / "cache")
-    with pytest.raises(ConfigError, match="'tooy' does not exist; did you mean 'toy'"):
-        prepare(form, LocalRunner(recipe=form, workspace=workspace), cache=workspace.cache)
+    assert prepare_in(tmp_path, rows, **settings).id != version.id
 
 
 def test_a_renderer_of_packhouse_names_the_extra_that_it_needs(monkeypatch):

@@ -6,7 +6,6 @@ from functools import partial
 import pytest
 
 from packhouse.errors import TemplateError
-from packhouse.render.jinja_sandbox import ChatTemplate
 from packhouse.system import worker
 from tests.templates.toys import CHATML, render_chat
 
@@ -32,7 +31,6 @@ def in_worker(call):
     [
         "{{ (['a' * 1000000] * 20000) | join }}",
         "{{ [0] * 10 ** 10 }}",
-        "{{ messages | tojson(indent=10000000000) }}",
     ],
 )
 def test_the_kernel_limits_the_memory_of_a_template(hostile, monkeypatch):
@@ -48,18 +46,11 @@ def test_the_kernel_limits_the_memory_of_a_template(hostile, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "hostile",
-    [
-        "{% macro m(n) %}{% if n %}{{ m(n-1) }}{{ m(n-1) }}{% endif %}{% endmacro %}{{ m(64) }}",
-        "{{ 10 ** (10 ** 9) }}",
-    ],
-)
-def test_the_kernel_limits_the_time_of_a_template(hostile, monkeypatch):
+def test_the_kernel_limits_the_time_of_a_template(monkeypatch):
     monkeypatch.setenv(worker.SECONDS, "1")
 
     with pytest.raises(TemplateError, match="more CPU time than its limit of 1 s") as caught:
-        in_worker(partial(render_hostile, hostile))
+        in_worker(partial(render_hostile, "{{ 10 ** (10 ** 9) }}"))
 
     assert f"set {worker.SECONDS} above 1" in str(caught.value)
 
@@ -76,17 +67,6 @@ def test_half_a_character_refuses_the_row_and_is_shown(hostile):
 def refusals(hostile: str) -> list[list[str]]:
     out = render_chat(ON_ROW + hostile + "{% endif %}" + CHATML, [HI]).quarantined
     return [[row["reason"], row["detail"]] for row in out.to_pylist()]
-
-
-def test_an_error_after_the_template_was_compiled_does_not_name_its_compilation():
-    with pytest.raises(TemplateError) as caught:
-        in_worker(partial(compile_and_fail, CHATML))
-    assert "while it is compiled" not in str(caught.value)
-
-
-def compile_and_fail(source: str) -> None:
-    ChatTemplate(source, {}, where="toy")
-    raise MemoryError
 
 
 def test_the_error_names_the_row_and_the_next_template_renders_as_in_this_process():

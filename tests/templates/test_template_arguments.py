@@ -5,35 +5,10 @@ import pytest
 from packhouse.errors import ConfigError, TemplateError
 from packhouse.recipe import FormatConfig, parse_recipe
 from packhouse.render import make_renderer
-from tests.templates.toys import CHATML, make_snapshot, make_table, pieces, snapshot_of
+from tests.templates.toys import CHATML, make_snapshot, make_table, snapshot_of
 
 TALK = [("user", "Hi"), ("assistant", "Hello!")]
 RECIPE = {"dataset": "made", "tokenizer": "org/name", "sources": [{"path": "rows.jsonl"}]}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "trained"),
-    [
-        ({}, "Hello!<|im_end|>"),  # no reasoning: the non-thinking prompt
-        ({"enable_thinking": True}, "<think>\n\n</think>\n\nHello!<|im_end|>"),
-        ({"enable_thinking": False}, "Hello!<|im_end|>"),
-    ],
-)
-def test_the_prompt_of_inference_has_the_arguments_too(arguments, trained, load_tokenizer):
-    tokenizer = load_tokenizer("qwen3")
-    config = FormatConfig(chat_template_kwargs=arguments)
-
-    rendered = make_renderer(config, snapshot_of(tokenizer)).render(make_table([TALK]))
-
-    given = [{"role": role, "content": content} for role, content in TALK]
-    arguments = {"enable_thinking": False} | arguments
-    text = tokenizer.apply_chat_template(given, tokenize=False, **arguments)
-    prompt = tokenizer.apply_chat_template(
-        given[:1], tokenize=False, add_generation_prompt=True, **arguments
-    )
-    assert rendered.formatted["text"].to_pylist() == [text]
-    assert pieces(rendered.formatted) == [[trained]]
-    assert text == prompt + trained + "\n"
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def talk(num_exchanges, sizes=None, system="Be brief."):
     return turns
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     sizes=st.lists(st.integers(0, 120), min_size=1, max_size=9),
     seq_len=st.integers(120, 500),

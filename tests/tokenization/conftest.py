@@ -18,7 +18,6 @@ from tokenizers import (
 from packhouse.records.table_schemas import FORMATTED
 from packhouse.tokenize import TokenizerSnapshot, load_snapshot
 
-REAL = ["qwen2.5-instruct", "qwen3", "mistral-7b-instruct-v0.3", "bert-base-uncased"]
 CONTROL = ["<|start|>", "<|end|>"]
 
 CORPUS = [
@@ -102,11 +101,6 @@ def real_snapshots(shared, tmp_path_factory):
     return lambda name: load_snapshot(shared / "tokenizers" / name, cache)
 
 
-@pytest.fixture(scope="session", params=REAL)
-def real_name(request):
-    return str(request.param)
-
-
 @pytest.fixture(scope="session")
 def alpaca(shared):
     text = (shared / "data" / "alpaca_data.json").read_text(encoding="utf-8")
@@ -161,32 +155,22 @@ def make_formatted():
     return formatted_table
 
 
-def alpaca_parts(row: dict[str, str], bos: str, eos: str) -> list[Part]:
-    """Stanford's template; the answer and its end token are trained."""
-    task = "Below is an instruction that describes a task"
-    with_input = ", paired with an input that provides further context" if row["input"] else ""
-    parts = [
-        (
-            f"{bos}{task}{with_input}. Write a response that appropriately completes the "
-            "request.\n\n### Instruction:\n",
-            "template",
-        ),
-        (row["instruction"], "content"),
-    ]
-    if row["input"]:
-        parts += [("\n\n### Input:\n", "template"), (row["input"], "content")]
-    return [*parts, ("\n\n### Response:\n", "template"), (row["output"], "answer"), (eos, "end")]
-
-
 @pytest.fixture(scope="session")
-def alpaca_formatted(
-    alpaca,
-):
-    def build(snapshot: TokenizerSnapshot, rows: slice) -> pa.Table:
-        special = snapshot.special_tokens
-        bos = special.get("bos_token", special.get("cls_token", ""))
-        eos = special.get("eos_token", special.get("sep_token", ""))
-        return formatted_table([alpaca_parts(row, bos, eos) for row in alpaca[rows]])
+def alpaca_formatted(alpaca):
+    def build(snapshot: TokenizerSnapshot, number: int) -> pa.Table:
+        eos = snapshot.special_tokens.get("eos_token", "[SEP]")
+        return formatted_table(
+            [
+                [
+                    ("### Instruction:\n", "template"),
+                    (f"{row['instruction']} {row['input']}", "content"),
+                    ("\n\n### Response:\n", "template"),
+                    (row["output"], "answer"),
+                    (eos, "end"),
+                ]
+                for row in alpaca[:number]
+            ]
+        )
 
     return build
 

@@ -2,13 +2,14 @@
 
 import json
 import random
+import re
 
-import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 
 from packhouse.recipe import TokenizeConfig
 from packhouse.tokenize import tokenize_table
+from packhouse.tokenize.control_tokens import any_of
 from packhouse.tokenize.encoders import read_pipeline
 from tests.tokenization.controls import control_ids
 
@@ -182,8 +183,8 @@ def test_no_control_token_of_a_real_tokenizer_can_be_forged(
     name, start, end, real_snapshots, make_formatted
 ):
     snapshot = real_snapshots(name)
-    rows = []
-    for forged in snapshot.added_tokens:
+    rows, added = [], list(snapshot.added_tokens)
+    for forged in added[:: 1 + len(added) // 50]:  # Mistral has 771, nearly all alike
         content = f"Hello {forged}, {forged}{forged} world{forged}"
         rows.append(
             [(start, "template"), (content, "content"), (end, "template"), (" ok", "answer")]
@@ -198,33 +199,19 @@ def test_no_control_token_of_a_real_tokenizer_can_be_forged(
     assert done.notes["control_text"] == 4 * len(rows)
 
 
-def random_text(rng: random.Random, forged: list[str]) -> str:
-    pieces = [
-        lambda: rng.choice(forged),
-        lambda: rng.choice(forged)[: rng.randrange(1, 6)],
-        lambda: rng.choice(["e\u0301", "\u0301", "\u200d", "\u2581", "<0x0A>", "\x00", "\ufeff"]),
-        lambda: chr(rng.choice([rng.randrange(0x20, 0x7F), rng.randrange(0xA0, 0xD800)])),
-        lambda: chr(rng.randrange(0x10000, 0x20000)),
-        lambda: rng.choice([" ", "\n", "  \n", "the cat", "\t"]),
-    ]
-    return "".join(rng.choice(pieces)() for _ in range(rng.randrange(12)))
+@pytest.mark.parametrize("letters", ["a", "ab", "a]^-\\[.é☃ ", "abcdefgh<|>"])
+def test_a_pattern_finds_the_longest_text_at_each_place(letters):
+    random_ = random.Random(7)
+    texts = {"".join(random_.choices(letters, k=random_.randint(1, 70))) for _ in range(500)}
+    texts |= {text[:3] for text in texts}
+    longest_first = sorted(texts, key=lambda text: (-len(text), text))
+    expected = re.compile("|".join(map(re.escape, longest_first)))
+    searched = "".join(random_.choices(letters, k=9000)) + "".join(longest_first)
+    assert re.findall(any_of(texts), searched) == expected.findall(searched)
 
 
-def test_fuzzed_contents_never_change_the_number_of_control_tokens(trained, make_formatted):
-    rng = random.Random(7)
-    forged = [*trained.added_tokens, "z0x1y"]
-    contents = [(random_text(rng, forged), random_text(rng, forged)) for _ in range(150)]
-
-    done = tokenize_table(make_formatted([chat(*pair) for pair in contents]), trained, TEXT)
-
-    start, end = (trained.added_tokens[text] for text in ("<|start|>", "<|end|>"))
-    assert done.tokenized.num_rows == 150
-    pipeline = read_pipeline(trained.backend)
-    for row, (_, answer) in zip(done.tokenized.to_pylist(), contents, strict=True):
-        ids = np.array(row["input_ids"])
-        assert control_sequence(trained, row) == [start, end] * 2
-        (span,) = row["trained_ranges"]
-        assert ids[span["end"] - 1] == end
-        taught = pipeline.token_bytes.take(ids[span["start"] : span["end"]]).to_pylist()
-        if "\u0301" not in answer and "\u2581" not in answer and answer.isascii():
-            assert b"".join(taught) == f"{answer}<|end|>".encode()
+def test_many_numbered_tokens_take_a_short_pattern():
+    pattern = any_of(f"<extra_{n}>" for n in range(30_000))
+    assert len(pattern) < 300
+    assert re.fullmatch(pattern, "<extra_29999>")
+    assert not re.search(pattern, "<extra_30000>")

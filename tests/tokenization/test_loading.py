@@ -49,39 +49,26 @@ def test_a_snapshot_has_the_files_of_templates_and_encoders(folder):
 
 
 @pytest.mark.parametrize(
-    ("name", "adds_bos", "special"),
+    ("name", "size", "adds_bos", "special"),
     [
-        ("qwen2.5-instruct", False, {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}),
-        ("qwen3", False, {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}),
-        (
-            "mistral-7b-instruct-v0.3",
-            True,
-            {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
-        ),
+        ("qwen2.5-instruct", 151665, False, {"eos": "<|im_end|>", "pad": "<|endoftext|>"}),
+        ("qwen3", 151669, False, {"eos": "<|im_end|>", "pad": "<|endoftext|>"}),
+        ("mistral-7b-instruct-v0.3", 32768, True, {"bos": "<s>", "eos": "</s>", "unk": "<unk>"}),
         (
             "bert-base-uncased",
+            30522,
             True,
-            {
-                "unk_token": "[UNK]",
-                "sep_token": "[SEP]",
-                "pad_token": "[PAD]",
-                "cls_token": "[CLS]",
-            },
+            {"unk": "[UNK]", "sep": "[SEP]", "pad": "[PAD]", "cls": "[CLS]"},
         ),
     ],
 )
-def test_real_tokenizers_are_known(name, adds_bos, special, real_snapshots):
+def test_real_tokenizers_are_known(name, size, adds_bos, special, real_snapshots):
     snapshot = real_snapshots(name)
 
-    sizes = {
-        "qwen2.5-instruct": 151665,
-        "qwen3": 151669,
-        "mistral-7b-instruct-v0.3": 32768,
-        "bert-base-uncased": 30522,
-    }
-    assert snapshot.vocab_size == sizes[name]
-    assert (snapshot.adds_bos, snapshot.special_tokens) == (adds_bos, special)
+    assert (snapshot.vocab_size, snapshot.adds_bos) == (size, adds_bos)
+    assert snapshot.special_tokens == {f"{kind}_token": text for kind, text in special.items()}
     assert (snapshot.chat_template is None) == (name == "bert-base-uncased")
+    assert snapshot.pipeline == "class"  # a class with other ids than the file is refused
 
 
 def test_fingerprint_changes_with_any_tokenizer_file_and_with_no_other(folder, tmp_path):
@@ -125,35 +112,12 @@ def test_without_generation_config_the_eos_stops_if_there_is_one(folder):
     assert load_snapshot(folder).stop_tokens == {}
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("", "generation_config.json, line 1"),
-        ('{"eos_token_id": 1', "generation_config.json, line 1"),
-        ("[1]", "generation_config.json contains a list, not an object"),
-        ('{"eos_token_id": "</s>"}', "eos_token_id must be an id or a list of ids, got '</s>'"),
-        ('{"eos_token_id": [1, true]}', r"a list of ids, got \[1, True\]"),
-    ],
-)
-def test_a_broken_generation_config_is_named(folder, content, message):
-    (folder / "generation_config.json").write_text(content)
+def test_tekken_has_the_ids_of_mistral_common_and_its_control_tokens(tekken):
+    tekkenizer = pytest.importorskip("mistral_common.tokens.tokenizers.tekken").Tekkenizer
 
-    with pytest.raises(TokenizerError, match=f"tokenizer '{folder}' cannot be loaded: .*{message}"):
-        load_snapshot(folder)
+    snapshot = load_snapshot(tekken)
 
-
-def _tekken() -> Path:
-    common = pytest.importorskip("mistral_common", reason="mistral-common is not installed")
-    return Path(common.__path__[0]) / "data" / "tekken_240911.json"
-
-
-def test_tekken_has_the_ids_of_mistral_common_and_its_control_tokens(tmp_path):
-    tekken = pytest.importorskip("mistral_common.tokens.tokenizers.tekken")
-    shutil.copy(_tekken(), tmp_path / "tekken.json")
-
-    snapshot = load_snapshot(tmp_path)
-
-    own = tekken.Tekkenizer.from_file(tmp_path / "tekken.json")
+    own = tekkenizer.from_file(tekken / "tekken.json")
     encode = load_tokenizer(snapshot.backend).encode
     for text in ("Hello, world 12345\n\n x", "na\u00efve \u4f60\u597d", "[1, 2]"):
         assert encode(text).ids == own.encode(text, False, False)
@@ -219,31 +183,26 @@ def test_no_folder_and_no_vocabulary_are_named_with_the_remedy(tmp_path):
         ("tokenizer.json", '{"model": {}}', "tokenizer.json: "),
         ("tokenizer.json", "version https://git-lfs.github.com/spec/v1\n", "Git LFS pointer"),
         ("tokenizer_config.json", "{", "tokenizer_config.json, line 1"),
+        ("tokenizer_config.json", "[]", "contains a list, not an object"),
+        ("tokenizer_config.json", '{"chat_template": 3}', "chat_template in .* be text, got 3"),
+        ("tokenizer_config.json", '{"chat_template": {"default": 3}}', "must be text, got"),
+        (
+            "tokenizer_config.json",
+            '{"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", null]}}',
+            "requires custom code",
+        ),
+        ("generation_config.json", "", "generation_config.json, line 1"),
+        ("generation_config.json", "[1]", "contains a list, not an object"),
+        ("generation_config.json", '{"eos_token_id": "</s>"}', "a list of ids, got '</s>'"),
+        ("generation_config.json", '{"eos_token_id": [1, true]}', r"ids, got \[1, True\]"),
     ],
 )
 def test_a_broken_file_is_named(folder, name, content, message):
     (folder / name).write_text(content)
 
-    with pytest.raises(TokenizerError, match=message):
+    with pytest.raises(TokenizerError, match=message) as caught:
         load_snapshot(folder)
-
-
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        ({"chat_template": 3}, "chat_template in tokenizer_config.json must be text, got 3"),
-        ({"chat_template": {"default": 3}}, "must be text, got"),
-        ([], "tokenizer_config.json contains a list, not an object"),
-        (
-            {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", None]}},
-            "requires custom code",
-        ),
-    ],
-)
-def test_a_config_that_cannot_be_used_is_named(folder, config, message):
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    with pytest.raises(TokenizerError, match=message):
-        load_snapshot(folder)
+    assert str(folder) in str(caught.value)
 
 
 def test_a_file_missing_next_to_a_vocabulary_is_named_in_a_sentence(folder):

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-import packhouse
 from packhouse.errors import TokenizerError
 from packhouse.tokenize import fingerprint_tokenizer, load_snapshot
 from packhouse.tokenize.tokenizer_loading import pin_tokenizer, tokenizer_folder
@@ -92,23 +91,14 @@ def test_a_folder_goes_before_a_name(tmp_path, monkeypatch):
 
 def test_a_version_of_a_named_tokenizer_is_that_of_its_folder(hub, tmp_path):
     rows = [{"instruction": f"Say {n}.", "output": f"{n}!"} for n in range(50)]
-    recipe = {
-        "dataset": "numbers",
-        "sources": [{"path": "rows.jsonl"}],
-        "format": {"template": "alpaca"},
-        "publish": {"store": str(tmp_path / "store")},
-    }
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "named.yaml").write_text(json.dumps(recipe | {"tokenizer": NAME}))
-    (tmp_path / "folder.yaml").write_text(json.dumps(recipe | {"tokenizer": str(DEMO)}))
-    cache = tmp_path / "cache"
-
-    named = packhouse.prepare(tmp_path / "named.yaml", cache=cache, progress=False)
-    found = packhouse.prepare(tmp_path / "folder.yaml", cache=cache, progress=False)
+    named, found = (
+        prepare_in(tmp_path, rows, tokenizer=tokenizer, format={"template": "alpaca"})
+        for tokenizer in (NAME, DEMO)
+    )
 
     assert (named.id, named.is_new, found.is_new) == (found.id, True, False)
     pinned = f"{NAME}@{hub.commit_of(NAME, 'main')}"
-    manifest = tmp_path / "store" / "numbers" / "v" / named.id / "manifest.json"
+    (manifest,) = (tmp_path / "store").glob(f"*/v/{named.id}/manifest.json")
     assert json.loads(manifest.read_text())["provenance"]["tokenizer"] == pinned
 
 

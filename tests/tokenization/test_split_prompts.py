@@ -5,10 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import settings as hypothesis_settings
-from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers
+from tokenizers import Tokenizer, normalizers, pre_tokenizers
 
 import packhouse
 from packhouse.addons.golden import pin
@@ -41,18 +38,18 @@ def legacy():
     return snapshot_of(tokenizer)
 
 
-def metaspace_always():
+def metaspace(scheme):
     tokenizer = train_metaspace()
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always", split=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
     return snapshot_of(tokenizer)
 
 
-@pytest.fixture(scope="module", params=["byte_level", "metaspace", "always", "legacy"])
-def any_snapshot(request):
+@pytest.fixture(scope="module", params=["byte_level", "first", "always", "never", "legacy"])
+def any_snapshot(request, byte_level):
     """Tokenizers by where they add a space that is not in the text."""
-    if request.param in ("byte_level", "metaspace"):
-        return request.getfixturevalue(request.param)
-    return legacy() if request.param == "legacy" else metaspace_always()
+    if request.param == "byte_level":
+        return byte_level
+    return legacy() if request.param == "legacy" else metaspace(request.param)
 
 
 def test_prompt_and_completion_are_encoded_apart_where_a_token_crosses(byte_level, make_formatted):
@@ -98,7 +95,7 @@ def test_every_prompt_is_the_beginning_of_its_record(any_snapshot, make_formatte
         tokens = [decoder.id_to_token(index) for index in ids[span["start"] : span["end"]]]
         assert tokens[-1] == "<|end|>"
     assert done.notes["split_prompts"] == split_rows > 5
-    assert "straddles_start" not in done.notes
+    assert not {"straddles_start", "inexact_round_trip"} & set(done.notes)
 
 
 def test_a_completion_gets_no_space_that_the_text_does_not_hold(any_snapshot, make_formatted):
@@ -156,30 +153,6 @@ def test_the_fast_encoder_gives_the_same_records(byte_level, make_formatted, tmp
     assert fast.tokenized.equals(reference.tokenized)
     assert fast.notes == reference.notes
     assert fast.notes["split_prompts"] == 40
-
-
-@given(st.lists(st.text("the cat\u00e9 \n<|>", max_size=12), min_size=2, max_size=6))
-@hypothesis_settings(deadline=None, max_examples=30)
-def test_cutting_keeps_the_bytes_and_every_border(byte_level, make_formatted, texts):
-    parts = [
-        (text, "answer" if number % 2 else "template")
-        for number, text in enumerate(["<|start|>", *texts, "end"])
-    ]
-    table = make_formatted([parts])
-
-    done = split(table, byte_level)
-
-    decoder = Tokenizer.from_str(byte_level.backend)
-    decoder.decoder = decoders.ByteLevel()
-    for row, source in zip(done.tokenized.to_pylist(), table.to_pylist(), strict=False):
-        edges = [0, *np.cumsum([len(text.encode()) for text, _ in parts]).tolist()]
-        kept = decoder.decode(row["input_ids"], skip_special_tokens=False)
-        assert kept == source["text"]
-        starts = {span["start"] for span in source["trained_spans"]}
-        for span in row["trained_ranges"]:
-            before = decoder.decode(row["input_ids"][: span["start"]], skip_special_tokens=False)
-            assert len(before.encode()) in starts & set(edges)
-    assert "straddles_start" not in done.notes
 
 
 TEMPLATE = (
@@ -260,14 +233,10 @@ def test_a_version_of_a_template_that_ends_inside_a_token(byte_level, tmp_path):
         )
         for number in range(12)
     }
-    end = byte_level.added_tokens["<|end|>"]
     found = set()
     for pack in version.train:
-        ids = list(pack["input_ids"])
-        while end in ids:
-            cut = ids.index(end) + 1
-            found.add(tuple(ids[:cut]))
-            ids = ids[cut:]
+        bounds = np.cumsum(pack["seq_lengths"])[:-1]
+        found |= {tuple(ids.tolist()) for ids in np.split(np.array(pack["input_ids"]), bounds)}
     assert found == expected
     assert version.audit["dataset"]["split_prompts"] == 12
     assert version.audit["dataset"]["straddles_start"] == 0

@@ -1,10 +1,7 @@
 """Ids equal those of transformers, and exactly the answer and its end token are trained."""
 
-import json
-
 import numpy as np
 import pyarrow as pa
-import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -13,7 +10,6 @@ from tokenizers import Tokenizer
 from packhouse.recipe import TokenizeConfig
 from packhouse.records.table_schemas import QUARANTINED, TOKENIZED
 from packhouse.tokenize import tokenize_table
-from packhouse.tokenize.encoders import read_pipeline
 
 HF = TokenizeConfig(encoder="hf")
 
@@ -82,51 +78,6 @@ def test_text_that_the_normaliser_changes_takes_offsets_from_hf(byte_level, make
     (span,) = first["trained_ranges"]
     assert tokenizer.decode(first["input_ids"][span["start"] : span["end"]]) == " the"
     assert done.notes == {"inexact_round_trip": 1}
-
-
-MARKS = {
-    "first": {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "first"},
-    "always": {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always"},
-    "never": {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "never"},
-}
-LEGACY = {
-    "type": "Sequence",
-    "normalizers": [
-        {"type": "Prepend", "prepend": "\u2581"},
-        {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"},
-    ],
-}
-
-
-@pytest.mark.parametrize("scheme", [*MARKS, "legacy"])
-def test_every_way_to_mark_words_is_proven_without_hf(scheme, metaspace, make_formatted):
-    parsed = json.loads(metaspace.backend)
-    parsed["pre_tokenizer"] = {**MARKS[scheme], "split": False} if scheme in MARKS else None
-    parsed["normalizer"] = LEGACY if scheme == "legacy" else None
-    fields = {name: getattr(metaspace, name) for name in type(metaspace).__slots__}
-    snapshot = type(metaspace)(**{**fields, "backend": json.dumps(parsed)})
-    rows = [
-        [
-            ("<|start|>", "template"),
-            ("the cat", "content"),
-            ("<|end|>", "template"),
-            ("hat", "answer"),
-        ],
-        [("<|start|> the", "template"), ("<|end|>", "template"), ("a hat", "answer")],
-        [("the<|start|>a<|end|> b<|start|> ", "template"), (" the", "answer"), ("<|end|>", "end")],
-        [(" the", "template"), ("<|start|><|end|>", "template"), ("\u4f60 a", "answer")],
-    ]
-
-    done = tokenize_table(make_formatted(rows), snapshot, HF)
-
-    pipeline = read_pipeline(snapshot.backend)
-    assert "inexact_round_trip" not in done.notes
-    for row, parts in zip(done.tokenized.to_pylist(), rows, strict=True):
-        (span,) = row["trained_ranges"]
-        ids = row["input_ids"][span["start"] : span["end"]]
-        taught = b"".join(pipeline.token_bytes.take(ids).to_pylist()).decode()
-        answer = "".join(text for text, kind in parts if kind in ("answer", "end"))
-        assert taught.strip() == answer.strip()
 
 
 PARTS = st.lists(

@@ -7,11 +7,10 @@ import pytest
 
 import packhouse
 from packhouse.addons.ask.diff import diff_versions
-from packhouse.addons.ask.duckdb_queries import find_records
 from packhouse.recipe import Recipe
 from packhouse.store import open_store, open_version, publish_version
 from tests.prepared import TOKENIZER
-from tests.store.versions import FACTS, pack_table, write_file
+from tests.store.versions import FACTS, pack_file, pack_table, write_file
 
 
 def prepared(folder, rows, row_format="auto", **settings):
@@ -30,10 +29,14 @@ def prepared(folder, rows, row_format="auto", **settings):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"pack": {"seq_len": 64, "strategy": "concat"}, "split": {"eval_fraction": 0.4}},
+        {
+            "pack": {"seq_len": 64, "strategy": "concat"},
+            "split": {"eval_fraction": 0.4},
+            "publish": {"layout": "compact"},
+        },
         {"pack": {"seq_len": 96, "over_length": "window"}, "dedup": {"exact": "drop"}},
     ],
-    ids=["concat, eval", "windows"],
+    ids=["concat, eval, compact", "windows"],
 )
 def test_places_of_records_are_those_of_the_packs(tmp_path, settings):
     """Each record twice, some with equal content: the columns match the contents of the packs."""
@@ -52,14 +55,15 @@ def test_places_of_records_are_those_of_the_packs(tmp_path, settings):
     )
     audit = {f"max_{name}": 1 for name in limits} | {"min_answer_coverage": 0}
     version = prepared(tmp_path, rows, sources=sources, publish=store, audit=audit, **settings)
-    found = version.sql("select * from records where outcome = 'kept'").to_pylist()
-    query = "select split, pack, record_ids, seq_lengths, trained, loss_weights from packs"
+    found = version.sql("select *, input_ids from records where outcome = 'kept'").to_pylist()
+    names = "split, pack, record_ids, seq_lengths, input_ids, trained, loss_weights"
+    query = f"select {names} from packs"
     packs = {(row["split"], row["pack"]): row for row in version.sql(query).to_pylist()}
     places = set()
     for row in found:
         pack, at, left = row["pack"], row["position"], row["num_tokens"]
         places.add((row["split"], pack, at))
-        trained = weight = 0
+        trained, weight, ids = 0, 0, []
         while left:
             held = packs[row["split"], pack]
             starts = [sum(held["seq_lengths"][:n]) for n in range(len(held["seq_lengths"]))]
@@ -68,60 +72,22 @@ def test_places_of_records_are_those_of_the_packs(tmp_path, settings):
             size = held["seq_lengths"][number]
             trained += sum(held["trained"][at : at + size])
             weight += sum(held["loss_weights"][at : at + size])
+            ids += held["input_ids"][at : at + size]
             pack, at, left = pack + 1, 0, left - size
         assert (row["num_trained"], row["total_weight"]) == (trained, weight)
+        assert row["input_ids"] == ids
     assert len(places) == len(found) > 0
     gone = version.sql("select pack, num_trained from records where times = 0").to_pylist()
     assert all(row == {"pack": None, "num_trained": None} for row in gone)
 
 
-def test_weights_and_verdicts_of_records_are_those_of_their_rows(tmp_path):
-    """Message weights 0.25 and 1; verdicts good and bad."""
-    folders = [tmp_path / name for name in ("weights", "kto")]
-    for folder in folders:
-        folder.mkdir()
-    turns = [{"role": "user", "content": "Say"}, {"role": "assistant", "content": "a b c"}]
-    rows = [{"messages": [turns[0], {**turns[1], "weight": w}]} for w in (0.25, 1)]
-    version = prepared(folders[0], rows)
-    found = version.sql(
-        "select row, num_trained, total_weight, label, loss_weights from records order by row"
-    ).to_pylist()
-    for row, weight in zip(found, (0.25, 1), strict=True):
-        assert row["total_weight"] == weight * row["num_trained"] > 0
-        assert sum(row["loss_weights"]) == row["total_weight"]
-        assert row["label"] is None
-    query = "select sum(total_weight) as w, sum(num_padding) as p from packs"
-    (packs,) = version.sql(query).to_pylist()
-    assert packs["w"] == sum(row["total_weight"] for row in found)
-    assert packs["p"] == sum(s["num_padding"] for s in version.statistics.values())
-
+def test_verdicts_of_records_are_those_of_their_rows(tmp_path):
     verdicts = [{"prompt": f"Say {n}", "completion": f"{n}", "label": n != 1} for n in range(3)]
     pack = {"seq_len": 128, "strategy": "none"}
-    version = prepared(folders[1], verdicts, "kto", pack=pack)
+    version = prepared(tmp_path, verdicts, "kto", pack=pack)
     found = version.sql("select label, num_trained, total_weight from records order by row")
     assert found["label"].to_pylist() == [1, 0, 1]
     assert found["total_weight"].to_pylist() == found["num_trained"].to_pylist()
-
-
-def test_a_record_that_is_cut_is_found_whole(tmp_path):
-    rows = [{"instruction": f"Count to {n}.", "output": "1 " * n} for n in (40, 60, 80)]
-    version = prepared(
-        tmp_path,
-        rows,
-        pack={"seq_len": 64, "strategy": "concat"},
-        format={"template": "alpaca"},
-        audit={"max_untrained_packs": 1},
-    )
-    records = version.sql("select record_id, num_tokens, num_trained from records").to_pylist()
-    assert max(row["num_tokens"] for row in records) > 64
-    chosen = records[1:]
-    found = find_records(version._opened, {row["record_id"] for row in chosen} | {"none"})
-
-    assert sorted(found) == sorted(row["record_id"] for row in chosen)
-    for row in chosen:
-        one = found[row["record_id"]]
-        assert len(one["input_ids"]) == len(one["loss_weights"]) == row["num_tokens"]
-        assert sum(one["trained"]) == row["num_trained"]
 
 
 def test_records_of_other_weights_alone_are_told(tmp_path):
@@ -136,3 +102,19 @@ def test_records_of_other_weights_alone_are_told(tmp_path):
     assert (found.num_changed_weights, found.num_changed_masks, found.num_same) == (1, 0, 2)
     (change,) = found.examples["changed_weights"]
     assert (change.record_id, change.detail) == ("a", "loss weight 1 -> 0.5")
+
+
+def test_a_record_that_changes_sides_is_told(tmp_path):
+    store = open_store(str(tmp_path / "store"))
+    publish_version(store, "tiny", "aaaa", [pack_file(tmp_path)], FACTS, "prod")
+    files = [
+        write_file(tmp_path, pack_table().slice(0, 1), "t"),
+        write_file(tmp_path, pack_table().slice(1, 1), "e", split="eval"),
+    ]
+    publish_version(store, "tiny", "bbbb", files, FACTS, "latest")
+
+    found = diff_versions(open_version(store, "tiny", "prod"), open_version(store, "tiny"))
+
+    (moved,) = found.records.examples["moved"]
+    assert (moved.record_id, moved.detail) == ("c", "train -> eval")
+    assert (found.records.num_moved, found.records.num_same) == (1, 2)

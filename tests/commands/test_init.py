@@ -552,17 +552,20 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
         "rubric": f"Is it {t[1]}? Then it is good."}), "Add a field with the answer"),
     "empty answers to instructions with an object": ("a.jsonl", each(lambda t: {
         "instruction": "Please write the sum", "input": {"sum": t[0]}, "output": None}),
-        "it has no answers: 'output' is empty in every row"),
+        "it has no answers: 'output' has no words in any row"),
     "one empty row": ("a.jsonl", lines([{"source": "", "target": ""}]),
-        "it has no answers: 'target' is empty in every row"),
+        "it has no answers: 'target' has no words in any row"),
     "one object of questions": ("a.json", dumped({f"What about {t[0]}": t[1] for t in TALKS[:4]}),
         "If its names are questions and its values answers, write a row for each"),
     "papers with authors and judgements": ("a.jsonl", each(lambda t: {"title": f"About {t[0]}",
         "abstract": f"We ask: {t[0]}", "authors": ["Ann Bell", "Carl Dee"], "relevance": {"why":
         f"It says {t[1]}", "level": f"It is {t[1]}"}, "history": [{"by": "Sent by the author"}]}),
         "If two fields contain"),
+    "one row with a mark as its answer": ("a.jsonl", lines([{"question": "What is kept?",
+        "reference_answer": "...", "doc_ids": ["<uuid1>"]}]),
+        "it has no answers: 'reference_answer' has no words in any row"),
     "one row with an empty completion": ("a.csv", b"prompt,completion\nSum up:,\n",
-        "it has no answers: 'completion' is empty in every row"),
+        "it has no answers: 'completion' has no words in any row"),
     "one row of a log": ("a.jsonl", lines([{"event": "start", "time": 1.5, "gpus": [8, 9],
         "host": "The first machine of the lab"}]), "it is not clear which fields hold"),
     "results without calls in lists of messages": ("a.jsonl", lines([{"prompt": [

@@ -266,7 +266,9 @@ def propose(
         not each.reading.is_guess or any(map(is_likely_answer, each.reading.trained))
         for each in fitting
     )
-    if not has_answers and fitting and (empty := empty_answers(survey.fields)):
+    empty = empty_answers(survey.fields)
+    trains_none = any(each.reading.trained & {*empty} for each in chosen)
+    if empty and (trains_none or (fitting and not has_answers)):
         raise refusal(survey.file, _no_answers(empty))
     if fitting:
         return replace(proposal, candidates=fitting[:_MAX_CANDIDATES])
@@ -536,9 +538,9 @@ def _unknown(
 
 
 def _no_answers(empty: Sequence[str]) -> str:
-    named = f"{' and '.join(map(repr, empty))} {'is' if len(empty) == 1 else 'are'}"
+    named = f"{' and '.join(map(repr, empty))} {'has' if len(empty) == 1 else 'have'}"
     return (
-        f"it has no answers: {named} empty in every row. Add the answers. If another field has "
+        f"it has no answers: {named} no words in any row. Add the answers. If another field has "
         "them, name it with --set format=question_answer --set "
         'fields=\'{"question": "FIELD", "answer": "FIELD"}\''
     )

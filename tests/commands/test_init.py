@@ -824,6 +824,22 @@ def test_the_only_way_has_a_command_although_the_template_refuses_it(project):
     assert code == 0, said
 
 
+@pytest.mark.parametrize("mark", ["{{NAME}}", "<<NO PROMPT>>"])
+def test_marks_in_place_of_texts_are_refused_unless_they_are_meant(mark, project):
+    # Of files 995 and 1092, such marks were trained without a word.
+    expected = [Talk(t[0], t[1] + mark * (n % 3 == 0)) for n, t in enumerate(TALKS)]
+    rows = [{"ask": t[0], "reply": t[1], "id": f"{mark} {n}"} for n, t in enumerate(expected)]
+    Path("asked.jsonl").write_bytes(lines(rows))
+
+    code, said = project.init("asked.jsonl")
+
+    assert (code, Path("recipe.yaml").exists()) == (3, False), said
+    assert f"4 of 12 examples contain {mark}" in said
+    options = shlex.split(said.partition("meant to be trained, add ")[2])
+    assert project.init("asked.jsonl", *options)[0] == 0
+    check(project.read(), expected)
+
+
 def test_a_ground_truth_may_be_the_answer(project):
     # Of file 949, only the replies of a tested model were offered.
     rows = [{"question": t[0], "ground_truth": t[1], "answer": f"I guess: {t[1]}"} for t in TALKS]

@@ -5,8 +5,11 @@ rows that become conversations, bad rows, and fields whose text is not read.
 """
 
 import hashlib
+import json
+import re
+import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -180,6 +183,12 @@ class Candidate:
         num_kept = self.trial.num_rows - self.trial.num_dropped
         return self.trial.num_good * 2 > num_kept and not is_guess
 
+    def read_parts(self) -> Iterator[Any]:
+        """Yield the examples, only with the fields that are read."""
+        for row in self.layout.rows:
+            is_part = isinstance(row, dict) and self.reading.reads
+            yield {name: row.get(name) for name in self.reading.reads} if is_part else row
+
 
 @dataclass(frozen=True, kw_only=True)
 class Proposal:
@@ -281,7 +290,43 @@ def propose(
             "Write each shape to a separate file.",
         )
     settings = {**joined.settings, **given}
+    _check_filled_in(survey, [row for each in chosen for row in each.read_parts()], settings)
     return replace(proposal, reading=replace(joined, settings=settings))
+
+
+_MARK = re.compile(r"\{\{\s*[A-Z][A-Z_ ]{2,}\s*\}\}|<<[A-Z][A-Z_ ]{2,}>>")
+"""A mark in place of a text, such as `{{NAME}}` and `<<NO PROMPT>>`."""
+
+
+def _check_filled_in(survey: Survey, rows: Sequence[Any], settings: Mapping[str, Any]) -> None:
+    """Refuse rows of which 5% have a mark in place of a text.
+
+    Of file 995, 7% of the prompts are `<<NO PROMPT>>`, and of file 1092, `{{NAME}}` is in most
+    answers. No other of 325 public files has such marks.
+    """
+    found = [mark[0] for row in rows if (mark := _MARK.search(as_line(row).decode()))]
+    if len(found) >= max(3, MIN_SHARE * len(rows)):
+        raise refusal(
+            survey.file,
+            f"{len(found):,} of {counted(len(rows), 'example')} contain {found[0]}, which looks "
+            "like a mark in place of a text. Fill such marks in, or leave out these rows. If they "
+            f"are meant to be trained, add {shlex.join(as_options(settings))}",
+        )
+
+
+def as_options(settings: Mapping[str, Any]) -> list[str]:
+    """Return settings of a source as options of the command line.
+
+    Example:
+        >>> as_options({"format": "text", "fields": {"text": "body"}})
+        ['--set', 'format=text', '--set', 'fields={"text": "body"}']
+    """
+    options = []
+    for key, value in settings.items():
+        is_plain = isinstance(value, str) and value.isidentifier()
+        shown = value if is_plain else json.dumps(value, ensure_ascii=False)
+        options += ["--set", f"{key}={shown}"]
+    return options
 
 
 def _reads_alike(

@@ -22,6 +22,7 @@ from packhouse.addons.init.choose_format import (
     Candidate,
     Proposal,
     Trial,
+    as_options,
     explained,
     propose,
     render_sample,
@@ -405,11 +406,7 @@ def _show_candidates(
             settings |= {"ignored_fields": list(ignored)} if ignored else {}
             path = path_in_recipe(proposal.path, Path.cwd())
             parts = ["packhouse", "init", path, "--tokenizer", tokenizer, "-o", str(out)]
-            for key, value in settings.items():
-                is_plain = isinstance(value, str) and value.isidentifier()
-                shown = value if is_plain else json.dumps(value, ensure_ascii=False)
-                parts += ["--set", f"{key}={shown}"]
-            command = shlex.join(parts)
+            command = shlex.join([*parts, *as_options(settings)])
             found.append({"settings": settings, "leaves_out": dict(unread), "command": command})
             if as_json:
                 continue

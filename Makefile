@@ -38,7 +38,7 @@ lint: $(TEST_STAMP) ## check formatting, lint rules, spelling and wording
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/codespell packhouse schemas tasks flows tests docs README.md CHANGELOG.md
-	$(BIN)/python -m bench.prose --max 49
+	$(BIN)/python -m bench.prose --max 44
 
 types: $(TEST_STAMP) ## run mypy --strict
 	$(BIN)/mypy

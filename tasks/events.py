@@ -88,7 +88,7 @@ def _announce_asset(prepared: Prepared, metadata: dict[str, object]) -> None:
         ),
     )
     sources = {_asset(source) for source in prepared.sources}
-    # Prefect's keys allow no spaces, so a store in such a folder is no asset.
+    # Prefect's keys allow no spaces, so a store in such a folder is not an asset.
     if version is None:
         return
     AssetContext(

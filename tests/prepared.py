@@ -17,6 +17,6 @@ def prepare_in(folder: Path, data: Any, **settings: Any) -> packhouse.Version:
 
 
 def python(*arguments: Any, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run Python in a process of its own, and keep what it says."""
+    """Run Python in a separate process, and keep its output."""
     command = [sys.executable, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False, **options)

@@ -824,6 +824,15 @@ def test_the_only_way_has_a_command_although_the_template_refuses_it(project):
     assert code == 0, said
 
 
+def test_texts_with_one_label_are_no_conversation(project):
+    rows = [{"text": f"Note: {t[0]}\nNote: {t[1]}"} for t in TALKS]
+    Path("notes.jsonl").write_bytes(lines(rows))
+
+    code, said = project.init("notes.jsonl")
+
+    assert (code, "without the names of their speakers" in said) == (0, False), said
+
+
 @pytest.mark.parametrize("mark", ["{{NAME}}", "<<NO PROMPT>>"])
 def test_marks_in_place_of_texts_are_refused_unless_they_are_meant(mark, project):
     # Of files 995 and 1092, such marks were trained without a word.

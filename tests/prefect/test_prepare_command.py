@@ -42,7 +42,7 @@ def prepare_demo(folder, *program, **settings):
 
 
 def test_an_embedded_server_that_does_not_start_says_why(tmp_path):
-    """Print what Prefect's server prints, after 15 s, for a file that is not a database."""
+    """Print what Prefect's server prints, after 15 s, if its database is another kind of file."""
     server = tmp_path / "python"
     said = ["Traceback:", "sqlalchemy.exc.DatabaseError: (x) file is not a database", "[SQL: x]"]
     server.write_text("#!/bin/sh\n" + "".join(f"echo '{line}' >&2\n" for line in said) + "exit 3")

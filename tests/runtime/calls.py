@@ -72,7 +72,9 @@ def read_twice():
 
 
 def load():
-    time.sleep(0.2)  # two workers are asked for while it loads
+    # Long enough for both calls to come while it loads: without waiting for one another, each would
+    # load it. A call that comes later only shows less.
+    time.sleep(0.2)
     worker.loaded_by = os.getpid()
 
 

@@ -158,7 +158,8 @@ def test_the_list_may_come_after_many_others(name, read_bytes):
     words = {f"word {n}": [n] for n in range(150)}
     data = json.dumps({"words": words, name: ROWS}).encode()
 
-    assert read_bytes(data, "rows.json", rows_at=name).texts == TEXTS
+    for each in (data, data.replace(b"043d", b"043D")):  # both are escapes of one letter
+        assert read_bytes(each, "rows.json", rows_at=name).texts == TEXTS
 
 
 def test_the_list_may_begin_within_the_first_megabyte(read_bytes):

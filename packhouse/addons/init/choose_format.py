@@ -9,7 +9,7 @@ import json
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -183,12 +183,6 @@ class Candidate:
         num_kept = self.trial.num_rows - self.trial.num_dropped
         return self.trial.num_good * 2 > num_kept and not is_guess
 
-    def read_parts(self) -> Iterator[Any]:
-        """Yield the examples, only with the fields that are read."""
-        for row in self.layout.rows:
-            is_part = isinstance(row, dict) and self.reading.reads
-            yield {name: row.get(name) for name in self.reading.reads} if is_part else row
-
 
 @dataclass(frozen=True, kw_only=True)
 class Proposal:
@@ -290,7 +284,7 @@ def propose(
             "Write each shape to a separate file.",
         )
     settings = {**joined.settings, **given}
-    _check_filled_in(survey, [row for each in chosen for row in each.read_parts()], settings)
+    _check_filled_in(survey, chosen, settings)
     return replace(proposal, reading=replace(joined, settings=settings))
 
 
@@ -298,12 +292,20 @@ _MARK = re.compile(r"\{\{\s*[A-Z][A-Z_ ]{2,}\s*\}\}|<<[A-Z][A-Z_ ]{2,}>>")
 """A mark in place of a text, such as `{{NAME}}` and `<<NO PROMPT>>`."""
 
 
-def _check_filled_in(survey: Survey, rows: Sequence[Any], settings: Mapping[str, Any]) -> None:
-    """Refuse rows of which 5% have a mark in place of a text.
+def _check_filled_in(
+    survey: Survey, chosen: Sequence[Candidate], settings: Mapping[str, Any]
+) -> None:
+    """Refuse rows of which 5% have a mark in place of a text, in the fields that are read.
 
     Of file 995, 7% of the prompts are `<<NO PROMPT>>`, and of file 1092, `{{NAME}}` is in most
     answers. No other of 325 public files has such marks.
     """
+    rows = [
+        {name: row.get(name) for name in reads} if reads and isinstance(row, dict) else row
+        for each in chosen
+        for reads in [each.reading.reads]
+        for row in each.layout.rows
+    ]
     found = [mark[0] for row in rows if (mark := _MARK.search(as_line(row).decode()))]
     if len(found) >= max(3, MIN_SHARE * len(rows)):
         raise refusal(
@@ -346,7 +348,7 @@ def _reads_alike(
 
 
 def _write(rows: Sequence[Any], folder: Path, name: str) -> Path:
-    """Write rows to a file with the name of theirs, in a folder of its own.
+    """Write rows to a file with the name of theirs, in a separate folder.
 
     All layouts of all files share `folder`, and messages show the name.
     """
@@ -526,8 +528,8 @@ def _unknown(
         return _no_answers(empty)
     if survey.num_rows == 1 and len(names) > 2 and all(isinstance(v, str) for v in names.values()):
         return (
-            "it is one object of texts. If its names are questions and its values answers, write "
-            'a row for each: {"question": "...", "answer": "..."}'
+            "its only row is an object of texts. If its names are questions and its values answers, "
+            'write a row for each: {"question": "...", "answer": "..."}'
         )
     if failed is not None and not failed.trial.bad:
         return "media=drop_rows leaves out all of its rows. Use media=drop_parts"
@@ -547,6 +549,7 @@ def _unknown(
             f"{trial.first_bad[reason]}). {helps}"
         )
     texts = [name for name, value in names.items() if isinstance(value, str)]
+    num_texts = sum(survey.fields[name].num_texts > 0 for name in texts)
     for name, value in names.items():
         if what := marks_in(layout.rows, [name]):
             return (
@@ -554,9 +557,8 @@ def _unknown(
                 "Write rows with messages ([{role, content}])."
             )
         # Of file 1012, papers with an abstract and a title, a row for each author was advised.
-        if sum(survey.fields[text].num_texts > 0 for text in texts) > 1:
-            continue
-        if isinstance(value, list) and value and isinstance(value[0], str):
+        is_list = isinstance(value, list) and value and isinstance(value[0], str)
+        if is_list and num_texts < 2:
             if not any(" " in str(each) for each in value):  # words
                 return (
                     f"its rows contain {_kinds_of(row)}: a list of words in {name!r}, which "

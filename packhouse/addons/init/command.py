@@ -385,7 +385,8 @@ def _show_candidates(
     for proposal in proposals:
         tried = [(each, *_examples(each, tokenizer, cache)) for each in proposal.candidates]
         # A setting of the recipe, which is written after the choice, may help.
-        usable = [each for each in tried if not each[-1]] or tried
+        renderable = [each for each in tried if not each[-1]]
+        usable = renderable or tried
         if not as_json:
             _show_file(proposal)
             if num_bad := proposal.survey.num_bad:
@@ -431,8 +432,8 @@ def _show_candidates(
                 numbers = [row for row, _ in candidate.layout.examples]
                 _show_rows(rows, recipe, cache, _SHOWN_EXAMPLES, numbers)
             echo(command)  # in one line, to be copied
-        for candidate, *_, why_not in tried if usable is not tried else ():
-            if why_not and not as_json:
+        for candidate, *_, why_not in tried:
+            if why_not and renderable and not as_json:
                 reads = ", ".join(candidate.reading.reads)
                 print_text(f"note: {reads} cannot be trained together: {why_not}")
         if not as_json:

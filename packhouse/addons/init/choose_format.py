@@ -528,8 +528,8 @@ def _unknown(
         return _no_answers(empty)
     if survey.num_rows == 1 and len(names) > 2 and all(isinstance(v, str) for v in names.values()):
         return (
-            "its only row is an object of texts. If its names are questions and its values answers, "
-            'write a row for each: {"question": "...", "answer": "..."}'
+            "its only row is an object of texts. If its names are questions and its values "
+            'answers, write a row for each: {"question": "...", "answer": "..."}'
         )
     if failed is not None and not failed.trial.bad:
         return "media=drop_rows leaves out all of its rows. Use media=drop_parts"

@@ -359,6 +359,9 @@ ASKED: dict[str, tuple[Callable[[int, Talk], dict[str, Any]], int, list[Talk]]] 
     "texts with a heading before the answer": (lambda n, t: {"text": f"<s>### Ask:\n{t[0]}\n\n"
         f"### Reply:\n{t[1]}</s>"}, 1, [Talk(f"### Ask:\n{t[0]}\n\n### Reply:\n", t[1])
         for t in TALKS]),
+    "texts with indented headings without a colon": (lambda n, t: {  # file 1116
+        "text": f"### Ask\n  {t[0]}\n\n  ### Reply\n  {t[1]}"}, 1,
+        [Talk(f"### Ask\n  {t[0]}\n\n  ### Reply\n", t[1]) for t in TALKS]),
     "answers that end with a stop sequence": (lambda n, t: {"prompt": t[0],
         "completion": f" {t[1]} END"}, 1, TALKS),
     "answers that end with a separator": (lambda n, t: {"prompt": f"{t[0]}\nAda {n}:",
@@ -833,9 +836,9 @@ def test_texts_with_one_label_are_no_conversation(project):
     assert (code, "without the names of their speakers" in said) == (0, False), said
 
 
-@pytest.mark.parametrize("mark", ["{{NAME}}", "<<NO PROMPT>>"])
-def test_marks_in_place_of_texts_are_refused_unless_they_are_meant(mark, project):
-    # Of files 995 and 1092, such marks were trained without a word.
+@pytest.mark.parametrize("mark", ["{{NAME}}", "<<NO PROMPT>>", "<extra_id_1>", "</think>"])
+def test_marks_that_a_program_should_have_replaced_are_refused_unless_meant(mark, project):
+    # Of files 995, 999, 1092 and 1139, such marks were trained without a word.
     expected = [Talk(t[0], t[1] + mark * (n % 3 == 0)) for n, t in enumerate(TALKS)]
     rows = [{"ask": t[0], "reply": t[1], "id": f"{mark} {n}"} for n, t in enumerate(expected)]
     Path("asked.jsonl").write_bytes(lines(rows))

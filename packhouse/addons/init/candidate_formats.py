@@ -852,7 +852,8 @@ def _with_headings(
     # Of several turns, the answers before the last one would not be trained.
     if not last or number < least or sum(h.count(last) > 1 for h in found) > len(texts) - least:
         return [unsure]
-    parts = rf"(?s)^\s*(?:{_EDGE})?\s*(.*\n{last}\s*)(.*?)(?:{_EMPTY_HEADING})"
+    # Spaces before the answer are part of it: a token such as ` B` would cross the boundary.
+    parts = rf"(?s)^\s*(?:{_EDGE})?\s*(.*\n[ \t]*{last}(?:\s*\n)?)(.*?)(?:{_EMPTY_HEADING})"
     prompt, answer = (f"regexp_extract({_sql(name)}, '{parts}', {number})" for number in (1, 2))
     # Rows without the heading, or with another one after it, get no answer and are quarantined.
     answer = f"CASE WHEN NOT regexp_matches({answer}, '{_HEADING.pattern}') THEN {answer} END"
@@ -1514,8 +1515,8 @@ _LABELLED = _two_labels(r"\w[\w -]{0,29}?")
 """Start of a text with two labels, which may name speakers in any language."""
 _TALK_LATER = re.compile(rf".+?\n(?={_TALK.pattern})", re.DOTALL)
 """Text before a conversation, such as the context of its question."""
-_HEADING = re.compile(r"\n(#+ ?\w[\w ]{0,29}:)")
-"""A heading such as `### Response:`, after other text."""
+_HEADING = re.compile(r"\n[ \t]*(#+ ?\w[\w ]{0,29}(?::|(?m:$)))")
+"""A heading such as `### Response:` or `### Response` on a line of its own, after other text."""
 _BOTH_NAMES = "the names of both speakers"
 UNNAMED = f"prompt, without {_BOTH_NAMES}"
 _SPOKEN = re.compile(

@@ -284,36 +284,39 @@ def propose(
             "Write each shape to a separate file.",
         )
     settings = {**joined.settings, **given}
-    _check_filled_in(survey, chosen, settings)
+    _check_marks(survey, chosen, settings)
     return replace(proposal, reading=replace(joined, settings=settings))
 
 
-_MARK = re.compile(r"\{\{\s*[A-Z][A-Z_ ]{2,}\s*\}\}|<<[A-Z][A-Z_ ]{2,}>>")
-"""A mark in place of a text, such as `{{NAME}}` and `<<NO PROMPT>>`."""
+_MARKS = {
+    "a mark in place of a text": r"\{\{\s*[A-Z][A-Z_ ]{2,}\s*\}\}|<<[A-Z][A-Z_ ]{2,}>>",
+    "a mark of a chat template": (
+        r"<\|\w+\|>|<extra_id_\d+>|</?s>|\[/?INST\]|<(?:start|end)_of_turn>"
+    ),
+    "the end of a part without a beginning": r"\A(?:(?!<think>).)*?(</think>)",
+}
 
 
-def _check_filled_in(
-    survey: Survey, chosen: Sequence[Candidate], settings: Mapping[str, Any]
-) -> None:
-    """Refuse rows of which 5% have a mark in place of a text, in the fields that are read.
+def _check_marks(survey: Survey, chosen: Sequence[Candidate], settings: Mapping[str, Any]) -> None:
+    """Refuse conversations of which 5% contain a mark that a program should have replaced.
 
-    Of file 995, 7% of the prompts are `<<NO PROMPT>>`, and of file 1092, `{{NAME}}` is in most
-    answers. No other of 325 public files has such marks.
+    Of file 995, 7% of the prompts are `<<NO PROMPT>>`, `{{NAME}}` is in most answers of file 1092,
+    `<extra_id_1>` in 16% of the prompts of file 999, and `</think>` alone in most answers of file
+    1139. No other of 360 public files has such marks.
     """
-    rows = [
-        {name: row.get(name) for name in reads} if reads and isinstance(row, dict) else row
-        for each in chosen
-        for reads in [each.reading.reads]
-        for row in each.layout.rows
-    ]
-    found = [mark[0] for row in rows if (mark := _MARK.search(as_line(row).decode()))]
-    if len(found) >= max(3, MIN_SHARE * len(rows)):
-        raise refusal(
-            survey.file,
-            f"{len(found):,} of {counted(len(rows), 'example')} contain {found[0]}, which looks "
-            "like a mark in place of a text. Fill such marks in, or leave out these rows. If they "
-            f"are meant to be trained, add {shlex.join(as_options(settings))}",
-        )
+    samples = [each.trial.sample for each in chosen if each.trial.sample is not None]
+    talks = [talk for sample in samples for talk in sample["messages"].to_pylist()]
+    texts = ["\n".join(said["content"] or "" for said in talk) for talk in talks]
+    for what, pattern in _MARKS.items():
+        found = [mark for text in texts if (mark := re.search(pattern, text, re.DOTALL))]
+        if len(found) >= max(3, MIN_SHARE * len(texts)):
+            raise refusal(
+                survey.file,
+                f"{len(found):,} of {counted(len(texts), 'example')} contain "
+                f"{found[0][found[0].re.groups]}, which looks like {what}. Replace or remove such "
+                "marks, or leave out these rows. If they are meant to be trained, add "
+                f"{shlex.join(as_options(settings))}",
+            )
 
 
 def as_options(settings: Mapping[str, Any]) -> list[str]:

@@ -328,6 +328,17 @@ ASKED: dict[str, tuple[Callable[[int, Talk], dict[str, Any]], int, list[Talk]]] 
         t: {"text": f"<s>[INST] {t[0]} [/INST] {t[1]} </s>", "risk": "ab"[n % 2]}, 1, TALKS),
     "a question between [INST] and [/INST], and its answer next to it": (lambda n,
         t: {"text": f"[INST] {t[0]} [/INST]", "answer": t[1]}, 1, TALKS),
+    "two questions between [INST] and [/INST]": (lambda n, t: {"text":
+        f"<s>[INST] {t[0]} [/INST] {t[1]} </s><s>[INST] Thanks. [/INST] Bye. </s>"}, 1,
+        [Talk(t[0], f"{t[1]} Bye.") for t in TALKS]),
+    "a conversation written by Llama 3's template": (lambda n, t: {"text": "<|begin_of_text|>"
+        f"<|start_header_id|>user<|end_header_id|>\n\n{t[0]}<|eot_id|>"
+        f"<|start_header_id|>assistant<|end_header_id|>\n\n{t[1]}<|eot_id|>"}, 1, TALKS),
+    "a conversation written by Gemma's template": (lambda n, t: {"text": "<bos><start_of_turn>user\n"
+        f"{t[0]}<end_of_turn>\n<start_of_turn>model\n{t[1]}<end_of_turn>\n"}, 1, TALKS),
+    "a conversation written by Vicuna's template": (lambda n, t: {"text":
+        f"A chat. USER: {t[0]} ASSISTANT: {t[1]}</s>USER: Thanks. ASSISTANT: Bye.</s>"}, 1,
+        [Talk(f"A chat.\n{t[0]}", f"{t[1]} Bye.") for t in TALKS]),
     "prompts that open a tag of the answer": (lambda n, t: {"prompt": f"{t[0]}\n<think>\n",
         "response": f"{t[1]}</think>"}, 1, [Talk(t[0], f"{t[1]}</think>") for t in TALKS]),
     "a conversation written by a template": (lambda n, t: {"text":
@@ -337,6 +348,8 @@ ASKED: dict[str, tuple[Callable[[int, Talk], dict[str, Any]], int, list[Talk]]] 
         **{name: f"Here is the {name} of number {n}" for name in ("proof", "hint")}}, 1, TALKS),
     "a prompt written by a template": (lambda n, t: {"prompt":
         f"<|system|>\nAdd.\n<|user|>\n{t[0]}\n<|assistant|>\n", "chosen": t[1]}, 1, TALKS),
+    "marks without line breaks": (lambda n, t: {"text":  # file 1154
+        f"<|user|>{t[0]}<|end|>\n<|assistant|>{t[1]}<|end|>"}, 1, TALKS),
     "turns that end with a mark": (lambda n, t: {"text":
         f"<|user|>\n{t[0]}<|end|>\n<|assistant|>\n{t[1]}<|end|>"}, 1, TALKS),
     "a prompt written by a template, with tags": (lambda n, t: {"prompt":
@@ -482,7 +495,7 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
     "quotes after spaces, without commas": ("a.csv", b'q,a\n' + b'Why?, "That is why."\n' * 9,
         "remove the spaces before quotes"),
     "what a template wrote": ("a.jsonl",
-        each(lambda t: {"text": f"[INST] {t[0]} [/INST] {t[1]} [INST] Thanks. [/INST] Ah."}),
+        each(lambda t: {"text": f"[INST] {t[0]} [/INST] {t[1]} [INST] Thanks."}),
         "contains marks of a chat template"),
     "rows that are the values of an object": ("a.json",
         json.dumps({str(n): {"question": str(n)} for n in range(1001)}).encode(),
@@ -627,11 +640,9 @@ class Project:
         assert rows.quarantined.num_rows == done.quarantined.num_rows == 0
         found = []
         for row in tokenize_table(done.formatted, snapshot, recipe.tokenize).tokenized.to_pylist():
-            (span,) = row["trained_ranges"]
-            ids = row["input_ids"]
-            found.append(
-                Talk(text_of(ids[: span["start"]]), text_of(ids[span["start"] : span["end"]]))
-            )
+            spans, ids = row["trained_ranges"], row["input_ids"]
+            answers = [text_of(ids[span["start"] : span["end"]]) for span in spans]
+            found.append(Talk(text_of(ids[: spans[0]["start"]]), " ".join(answers)))
         return found
 
 
@@ -1258,11 +1269,14 @@ def test_calls_are_trained_with_their_tools_or_not_at_all(written, project):
     assert all(json.dumps(call) in trained for call in calls)
 
 
-def test_messages_with_calls_and_no_content_are_read(project):
-    calls = [{"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}]
-    rows = [
-        {"messages": [chats_of(t)[0], {"role": "assistant", "tool_calls": calls}]} for t in TALKS
-    ]
+ADD = {"name": "add", "arguments": {"a": 1}}
+
+
+@pytest.mark.parametrize(
+    "calls", [{"tool_calls": [{"type": "function", "function": ADD}]}, {"function_call": ADD}]
+)
+def test_messages_with_calls_and_no_content_are_read(calls, project):
+    rows = [{"messages": [chats_of(t)[0], {"role": "assistant", **calls}]} for t in TALKS]
     Path("a.jsonl").write_bytes(lines(rows))
 
     code, said = project.init("a.jsonl")

@@ -118,7 +118,7 @@ class Reading:
     @property
     def removes_marks(self) -> bool:
         """True if it reads turns from texts and leaves out the marks or names of their speakers."""
-        return not {UNMARKED, UNNAMED, TEMPLATED, TALK}.isdisjoint(self.reads.values())
+        return not {UNNAMED, TEMPLATED, TALK}.isdisjoint(self.reads.values())
 
     @property
     def prompt(self) -> str | None:
@@ -134,12 +134,11 @@ def _reading(
     return Reading(settings={"format": row_format, **kept}, reads=reads, is_sure=is_sure)
 
 
-UNMARKED = "question and answer, without [INST]"
 TEMPLATED = "messages, without the marks of a chat template"
 TALK = "messages, without the names of their speakers"
 HEADED = "prompt, and completion after the last heading"
 _TRAINED = {
-    *(UNMARKED, TEMPLATED, TALK, HEADED),
+    *(TEMPLATED, TALK, HEADED),
     *("answer", "completion", "output", "response", "chosen", "text", "messages", "conversations"),
     *("transcript", "label", "answers", "paragraphs", "input_ids"),
 }
@@ -172,7 +171,6 @@ def readings_of(layout: Layout, fields: Mapping[str, Field]) -> list[Reading]:
         *_choices(rows, fields),
         *_pairs(rows, fields),
         *_as_json(rows),
-        *_instruct_texts(rows),
         *_templated_texts(rows),
         *_tokens(rows),
     ]
@@ -368,7 +366,7 @@ def _of_messages(name: str, rows: Sequence[dict[str, Any]]) -> Iterator[Reading]
     named = (k for k in _SPEAKER_KEYS if sum(type(m.get(k)) is str for m in said) >= least)
     speaker = next(named, None)
     # Calls of tools may have no content, as in file 122, which was refused for it.
-    texts = [message for message in said if not message.get("tool_calls")]
+    texts = [m for m in said if not (m.get("tool_calls") or m.get("function_call"))]
     keys = (key for key in _CONTENT_KEYS if key != speaker)
     held = (k for k in keys if sum(k not in m for m in texts) <= _MAX_EMPTY * len(said))
     content = next(held, None)
@@ -803,7 +801,7 @@ def _with_talks(
     """
     name, texts = _plain_texts(reading, rows)
     # Of such texts, the questions were trained, too (files 418 and 494; 963 in Bulgarian).
-    for start in (_TALK, _TALK_LATER, _LABELLED):
+    for start in (_VICUNA, _TALK, _TALK_LATER, _LABELLED):
         pairs = Counter(found.groups() for text in texts if (found := start.match(text)))
         ((speakers, number),) = pairs.most_common(1) or [((), 0)]
         if number and number >= (1 - _MAX_EMPTY) * len(texts):
@@ -811,14 +809,16 @@ def _with_talks(
     else:
         return [reading]
     asks, says = speakers
-    header, text = rf"(?:^|\n)[ \t]*({asks}|{says}) ?:\s*", _sql(name)
+    begin = r"(?:^|\s|</s>)" if start is _VICUNA else r"(?:^|\n)[ \t]*"
+    header, text = rf"{begin}({asks}|{says}) ?:\s*", _sql(name)
     role = f"CASE WHEN role = '{says}' THEN 'assistant' ELSE 'user' END"
     parts = f"string_split_regex({text}, '{header}')"
-    content = f"regexp_replace({parts}[i + 1], '\\s+$', '')"
+    content = f"regexp_replace({parts}[i + 1], '\\s*(?:</s>)?\\s*$', '')"
     # Other rows get NULL and are quarantined: splitting would lose the text before a speaker.
     begins = f"regexp_matches({text}, '^\\s*{asks} ?:')"
-    if start is _TALK_LATER:  # the text before the first question is part of it
-        content = f"CASE i WHEN 1 THEN trim({parts}[1]) || chr(10) ELSE '' END || {content}"
+    if start in (_VICUNA, _TALK_LATER):  # the text before the first question is part of it
+        before = f"CASE i WHEN 1 THEN nullif(trim({parts}[1]), '') END"
+        content = f"concat_ws(chr(10), {before}, {content})"
         begins = f"regexp_extract({text}, '{header}', 1) = '{asks}'"
     said = f"{{'role': {role}, 'content': {content}}}"
     messages = f"list_transform(regexp_extract_all({text}, '{header}', 1), lambda role, i: {said})"
@@ -1513,6 +1513,8 @@ _TALK = _two_labels(f"(?i:{_WHO_ASKS})")
 """Start of a conversation in one text: a question, and the name of the speaker who answers."""
 _LABELLED = _two_labels(r"\w[\w -]{0,29}?")
 """Start of a text with two labels, which may name speakers in any language."""
+_VICUNA = re.compile(r"(?:.*?\s)?(USER) ?:.*?\s(ASSISTANT) ?:", re.DOTALL)
+"""Start of a conversation whose turns need no line of their own, as in Vicuna's template."""
 _TALK_LATER = re.compile(rf".+?\n(?={_TALK.pattern})", re.DOTALL)
 """Text before a conversation, such as the context of its question."""
 _HEADING = re.compile(r"\n[ \t]*(#+ ?\w[\w ]{0,29}(?::|(?m:$)))")
@@ -1545,13 +1547,10 @@ _STOP = r"\s*(?:->|##+|\sEND)\s*$"
 _OPEN = re.compile(r"<(\w+)>\s*\Z")
 """A prompt that ends with a tag such as `<think>`."""
 
-_INSTRUCT = (
-    r"(?s)^\s*(?:<s>)?\s*\[INST\]\s*(?:<<SYS>>\s*(.*?)\s*<</SYS>>\s*)?(.*?)\s*\[/INST\]"
-    r"\s*(.*?)\s*(?:</s>)?\s*$"
+_ANSWER_NEXT = re.compile(
+    r"(?:\[/INST\]|<\|(?:im_start\|>)?assistant(?:\|>)?|assistant<\|end_header_id\|>"
+    r"|<start_of_turn>model)\s*(?:</?\w+>\s*)*$"
 )
-
-
-_ANSWER_NEXT = re.compile(r"(?:\[/INST\]|<\|(?:im_start\|>)?assistant(?:\|>)?)\s*(?:</?\w+>\s*)*$")
 """End of a prompt that a chat template wrote; tags such as `<think>` may begin the answer."""
 
 
@@ -1568,23 +1567,21 @@ def _conversations(rows: Sequence[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
                 yield name, says
 
 
-def _instruct_texts(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
-    """Yield readings of texts such as `<s>[INST] Hi [/INST] Hello </s>`, with one question each."""
-    for names in _conversations(rows):
-        texts = ["".join(str(row[name]) for name in names) for row in rows]
-        # With a second question in it, the expression would take the rest for the answer.
-        if all(text.count("[INST]") == 1 and re.match(_INSTRUCT, text) for text in texts):
-            text = " || ".join(map(_sql, names))
-            select = {
-                part: f"regexp_extract({text}, '{_INSTRUCT}', {number})"
-                for number, part in enumerate(("system", "question", "answer"), 1)
-                if part != "system" or "<<SYS>>" in texts[0]
-            }
-            yield _reading("question_answer", dict.fromkeys(names, UNMARKED), select=select)
+_HEADER = (
+    r"<(?:\|(?:im_start\|>|start_header_id\|>)?|start_of_turn>)(system|user|assistant|model|tool)"
+    r"(?:(?:<\|end_header_id)?\|>(?:\s*\n)?|\s*\n)"
+)
+"""Start of a turn, such as `<|im_start|>user`, `<|user|>` and `<start_of_turn>model`."""
+_FOOTER = r"\s*(?:<\|\w+\|>|</s>|<end_of_turn>|<eos>)*\s*$"  # file 1025 ends turns with `<|end|>`
 
 
-_HEADER = r"<\|(?:im_start\|>)?(system|user|assistant|tool)(?:\|>)?\n"
-_FOOTER = r"(?:<\|\w+\|>|</s>)?\s*$"  # file 1025 ends turns with `<|end|>`
+_LLAMA_2 = {
+    r"\[INST\]\s*<<SYS>>\s*": "<|system|>",
+    r"\s*<</SYS>>\s*": "<|user|>",
+    r"(?:\s*</?s>)*\s*\[INST\]\s*": "<|user|>",
+    r"\s*\[/INST\]\s*": "<|assistant|>",
+}
+"""Marks of Llama 2 and Mistral, and the starts of turns that replace them."""
 
 
 def _templated_texts(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
@@ -1596,14 +1593,20 @@ def _templated_texts(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
         ['messages, without the marks of a chat template']
     """
     for names in _conversations(rows):
-        if all(_is_templated("".join(str(row[name]) for name in names)) for row in rows):
-            text = " || ".join(map(_sql, names))
+        texts = ["".join(str(row[name]) for name in names) for row in rows]
+        text = " || ".join(map(_sql, names))
+        if all("[INST]" in text for text in texts):
+            for mark, header in _LLAMA_2.items():
+                texts = [re.sub(mark, header + "\n", text) for text in texts]
+                text = f"regexp_replace({text}, '{mark}', '{header}' || chr(10), 'g')"
+        if all(map(_is_templated, texts)):
             content = f"string_split_regex({text}, '{_HEADER}')[i + 1]"
-            said = f"{{'role': role, 'content': regexp_replace({content}, '{_FOOTER}', '')}}"
+            role = "CASE role WHEN 'model' THEN 'assistant' ELSE role END"
+            said = f"{{'role': {role}, 'content': regexp_replace({content}, '{_FOOTER}', '')}}"
             roles = f"regexp_extract_all({text}, '{_HEADER}', 1)"
             messages = f"list_transform({roles}, lambda role, i: {said})"
             # Text before the first message must not get lost.
-            begins = f"regexp_matches({text}, '^\\s*{_HEADER}')"
+            begins = f"regexp_matches({text}, '^\\s*(?:{_EDGE})?\\s*{_HEADER}')"
             select = {"messages": f"CASE WHEN {begins} THEN {messages} END"}
             yield _reading("chat", dict.fromkeys(names, TEMPLATED), select=select)
 
@@ -1613,11 +1616,15 @@ def _is_templated(text: str) -> bool:
     before, *parts = re.split(_HEADER, text)
     contents = [re.sub(_FOOTER, "", content) for content in parts[1::2]]
     return (
-        not before.strip()
-        and parts[-2:-1] == ["assistant"]
-        and all(content and "<|im_" not in content for content in contents)
+        re.fullmatch(rf"\s*(?:{_EDGE})?\s*", before) is not None
+        and parts[-2:-1] in (["assistant"], ["model"])
+        and all(content and not re.search(_MARK_OF_TEMPLATE, content) for content in contents)
     )
 
+
+_MARK_OF_TEMPLATE = (
+    r"<\|im_start\|>|<\|start_header_id\|>|<start_of_turn>|\[INST\]|<\|(?:user|assistant)\|>"
+)
 
 # File 151 was trained with `<bos>` and `<eos>` as part of its texts.
 _EDGE = r"<bos>|<eos>|</?s>|<\|(?:begin_of_text|end_of_text|endoftext)\|>"
@@ -1653,9 +1660,7 @@ _MARKS = {
         r"###\s?(?:Human|Assistant|User):|(?:^|\s)\[\|(?:Human|AI)\|\]"
         r"|(?:^|\n)(?:Human|Assistant|USER|ASSISTANT|User): "
     ),
-    "marks of a chat template": re.compile(
-        r"<\|im_start\|>|<\|start_header_id\|>|<start_of_turn>|\[INST\]|<\|(?:user|assistant)\|>"
-    ),
+    "marks of a chat template": re.compile(_MARK_OF_TEMPLATE),
 }
 
 

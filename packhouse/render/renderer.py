@@ -328,7 +328,7 @@ def _fill_windows(
     return sorted(windows)
 
 
-VERSION = 3
+VERSION = 4
 """Version of rendering. Raise it when the text, spans or counts of any rows change."""
 
 MAX_ENGINES = 8

@@ -341,7 +341,8 @@ class AnswerRule:
                         return None
                     learned[number] = _Difference(
                         skipped=len(gap) - len(between),
-                        header=joined.tail,
+                        # After the stop token of an answer directly before this one.
+                        header=joined.text[max(record.end, joined.end) :],
                         opening=text[:first],
                         closing=text[stop : turn.end],
                         notes=self.notes - before,

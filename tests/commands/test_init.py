@@ -328,6 +328,8 @@ ASKED: dict[str, tuple[Callable[[int, Talk], dict[str, Any]], int, list[Talk]]] 
         t: {"text": f"<s>[INST] {t[0]} [/INST] {t[1]} </s>", "risk": "ab"[n % 2]}, 1, TALKS),
     "a question between [INST] and [/INST], and its answer next to it": (lambda n,
         t: {"text": f"[INST] {t[0]} [/INST]", "answer": t[1]}, 1, TALKS),
+    "prompts that quote a conversation": (lambda n, t: {  # file 1200
+        "input": f"Go on.\nUser: Hi\nAssistant: Hello\nUser: {t[0]} (end)", "output": t[1]}, 1, TALKS),
     "two questions between [INST] and [/INST]": (lambda n, t: {"text":
         f"<s>[INST] {t[0]} [/INST] {t[1]} </s><s>[INST] Thanks. [/INST] Bye. </s>"}, 1,
         [Talk(t[0], f"{t[1]} Bye.") for t in TALKS]),

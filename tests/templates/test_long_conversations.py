@@ -1,9 +1,11 @@
 """Work grows linearly with the number of turns, counted in messages given to the template."""
 
+import random
+
 import pytest
 
 from packhouse.recipe import FormatConfig, parse_recipe
-from packhouse.render import make_renderer
+from packhouse.render import chat_engine, make_renderer, trained_answers
 from packhouse.render import text_positions as rule
 from packhouse.render.renderer import max_record_tokens
 from packhouse.tokenize.encoders import TokenLimit
@@ -17,12 +19,16 @@ def turns(number):
     return [(("user", "assistant")[at % 2], f"turn {at}.") for at in range(number)]
 
 
-def rendered(template, number, **config):
-    """Return the result, and the number of messages given to the template."""
+def renderer_of(template, config):
     tokens = (
         PHI_TOKENS if "<|end|>" in template else {"<|im_end|>": 1, "<|im_start|>": 2, "</s>": 3}
     )
-    renderer = chat_renderer(template + f"{{# {number} #}}", config, added_tokens=tokens)
+    return chat_renderer(template, config, added_tokens=tokens)
+
+
+def rendered(template, number, **config):
+    """Return the result, and the number of messages given to the template."""
+    renderer = renderer_of(template + f"{{# {number} #}}", config)
     with counting_messages() as given:
         out = renderer.render(make_table([turns(number)]))
     return out, sum(given)
@@ -65,6 +71,27 @@ def test_prompts_that_differ_at_each_turn_are_each_proven_as_long_as_that_is_aff
     assert out.quarantined["reason"].to_pylist() == ["template_limit"]
     assert "the 200 messages would need too many renderings" in out.quarantined["detail"][0].as_py()
     assert work < 80 * 200
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_measuring_one_answer_of_each_kind_gives_the_text_of_measuring_all(name, monkeypatch):
+    # Of 20 answers, of which two followed an answer, the second got two end tokens (file 1198).
+    chance = random.Random(name)
+    talks = []
+    for _ in range(12):
+        exchanges = [
+            [("user", "Go."), *[("assistant", f"It is {at}.")] * chance.choice((1, 1, 2, 3))]
+            for at in range(8)
+        ]
+        talks.append([turn for exchange in exchanges for turn in exchange])
+
+    def texts(limit):
+        for module in (chat_engine, trained_answers):
+            monkeypatch.setattr(module, "MAX_PROVEN", limit)
+        out = renderer_of(TEMPLATES[name], {"turns": "joined"}).render(make_table(talks))
+        return out.formatted.to_pylist(), out.quarantined.to_pylist()
+
+    assert texts(3) == texts(1000)
 
 
 def thinking(number, words):

@@ -398,6 +398,9 @@ def _candidates(
         marks = None if is_parsed else marks_in(layout.rows, list(reading.reads))
         if row_format == "preference" and marks == SPEAKER_MARKS:  # it reads transcripts
             marks = None
+        # A prompt may quote a conversation, as in file 1200.
+        if marks == SPEAKER_MARKS and not marks_in(layout.rows, reading.trained):
+            reading, marks = replace(reading, is_sure=False), None
         if marks or reading.reads.keys() & set(ignored):
             continue
         # Rows that `select` makes show no images: of file 726, questions about them were offered.

@@ -329,15 +329,16 @@ ASKED: dict[str, tuple[Callable[[int, Talk], dict[str, Any]], int, list[Talk]]] 
     "a question between [INST] and [/INST], and its answer next to it": (lambda n,
         t: {"text": f"[INST] {t[0]} [/INST]", "answer": t[1]}, 1, TALKS),
     "prompts that quote a conversation": (lambda n, t: {  # file 1200
-        "input": f"Go on.\nUser: Hi\nAssistant: Hello\nUser: {t[0]} (end)", "output": t[1]}, 1, TALKS),
+        "input": f"Go on.\nUser: Hi\nAssistant: Hello\nUser: {t[0]} (end)", "output": t[1]},
+        1, TALKS),
     "two questions between [INST] and [/INST]": (lambda n, t: {"text":
         f"<s>[INST] {t[0]} [/INST] {t[1]} </s><s>[INST] Thanks. [/INST] Bye. </s>"}, 1,
         [Talk(t[0], f"{t[1]} Bye.") for t in TALKS]),
     "a conversation written by Llama 3's template": (lambda n, t: {"text": "<|begin_of_text|>"
         f"<|start_header_id|>user<|end_header_id|>\n\n{t[0]}<|eot_id|>"
         f"<|start_header_id|>assistant<|end_header_id|>\n\n{t[1]}<|eot_id|>"}, 1, TALKS),
-    "a conversation written by Gemma's template": (lambda n, t: {"text": "<bos><start_of_turn>user\n"
-        f"{t[0]}<end_of_turn>\n<start_of_turn>model\n{t[1]}<end_of_turn>\n"}, 1, TALKS),
+    "a conversation written by Gemma's template": (lambda n, t: {"text": "<bos><start_of_turn>"
+        f"user\n{t[0]}<end_of_turn>\n<start_of_turn>model\n{t[1]}<end_of_turn>\n"}, 1, TALKS),
     "a conversation written by Vicuna's template": (lambda n, t: {"text":
         f"A chat. USER: {t[0]} ASSISTANT: {t[1]}</s>USER: Thanks. ASSISTANT: Bye.</s>"}, 1,
         [Talk(f"A chat.\n{t[0]}", f"{t[1]} Bye.") for t in TALKS]),

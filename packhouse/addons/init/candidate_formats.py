@@ -1514,7 +1514,7 @@ _TALK = _two_labels(f"(?i:{_WHO_ASKS})")
 _LABELLED = _two_labels(r"\w[\w -]{0,29}?")
 """Start of a text with two labels, which may name speakers in any language."""
 _VICUNA = re.compile(r"(?:.*?\s)?(USER) ?:.*?\s(ASSISTANT) ?:", re.DOTALL)
-"""Start of a conversation whose turns need no line of their own, as in Vicuna's template."""
+"""Start of a conversation in one line, as Vicuna's template writes it."""
 _TALK_LATER = re.compile(rf".+?\n(?={_TALK.pattern})", re.DOTALL)
 """Text before a conversation, such as the context of its question."""
 _HEADING = re.compile(r"\n[ \t]*(#+ ?\w[\w ]{0,29}(?::|(?m:$)))")

@@ -473,6 +473,8 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
     "a heading and a link": ("a.jsonl", b"# Title of it\n[link](a) is text\n",
         "no row of it can be read as jsonl"),
     "an empty line": ("a.jsonl", b"\n", "(it is empty). Pass a file with rows"),
+    "rows of Python literals": ("a.jsonl", "".join(f"{t}\n" for t in named("ask", "say")).encode(),
+        "Python literals, not JSON. Write them with `json.dumps`"),
     "line breaks between rows as two characters": ("a.jsonl",
         lines(named("question", "answer")).replace(b"\n", b"\\n"), "is followed by \\n{"),
     "keys that occur twice": ("a.jsonl", b'{"prompt": "a", "prompt": "b"}\n' * 9,

@@ -251,6 +251,8 @@ def _fault_at_the_start(file: SourceFile) -> str | None:
     # A quote is the first text of JSON, unlike of Markdown such as `# Title\n[link](...)`.
     if re.match(r"(?:(?:(?:#|//).*\n|/\*(?:[^*]|\*(?!/))*\*/)\s*)+[\[{][\[{\s]*\"", text):
         return "it begins with a comment, which JSON does not allow. Remove the comment."
+    if re.match(r"[\[{][\[{\s]*'", text):  # file 1212
+        return "its rows are Python literals, not JSON. Write them with `json.dumps`."
     # `strict=False` accepts raw line breaks and orjson does not, which tells the two faults apart.
     with suppress(ValueError):
         first, end = json.JSONDecoder(strict=False).raw_decode(text)

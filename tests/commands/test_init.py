@@ -1364,6 +1364,7 @@ def test_the_checks_of_prepare_say_which_limit_would_stop_it(project):
 
     assert code == 0, said
     assert "`packhouse prepare` would reject these rows: " in said
+    assert "Next: change it as noted above, then run packhouse prepare" in said
     assert "max_quarantined" in said
     assert "Set `dedup: {exact: drop}`" in said
     assert "max_quarantined" not in Path("recipe.yaml").read_text()

@@ -211,7 +211,8 @@ def init(
     out.write_text(text, encoding="utf-8")
     if not as_json:
         unasked = "" if yes or sys.stdin.isatty() else " (not confirmed: no terminal)"
-        print_text(f"wrote {out}{unasked}. Next: packhouse prepare {shlex.quote(str(out))}")
+        first = "change it as noted above, then run " if refusals else ""
+        print_text(f"wrote {out}{unasked}. Next: {first}packhouse prepare {shlex.quote(str(out))}")
 
 
 def _look_at(

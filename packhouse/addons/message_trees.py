@@ -214,7 +214,7 @@ class MessageRows(RowFormat):
 
     def read_all(self, rows: Rows, config: SourceConfig) -> Adapted:
         """Read the trees of a whole file, in the order of their first messages."""
-        naming = {keys: self.names(keys, config.fields) for keys in rows.layouts}
+        naming = {keys: self.names_read(keys, config) for keys in rows.layouts}
         roots, failures = build_trees(rows, naming)
         found: list[tuple[int, Conversation]] = []
         dropped: list[tuple[int, str, str]] = []

@@ -180,6 +180,11 @@ class RowFormat(ABC):
                     break
         return found
 
+    def names_read(self, keys: Collection[str], config: SourceConfig) -> dict[str, str]:
+        """Return `names` without the fields that the recipe ignores."""
+        ignored = {*config.ignored_fields}.difference(config.fields.values())
+        return self.names([key for key in keys if key not in ignored], config.fields)
+
     def unread(self, keys: Collection[str], renamed: Mapping[str, str]) -> list[str]:
         """Return the keys that the format does not read."""
         read = {*self.names(keys, renamed).values(), *self.ignored}
@@ -209,7 +214,7 @@ class RowFormat(ABC):
     def read_all(self, rows: Rows, config: SourceConfig) -> Adapted:
         """Return the conversations of rows of any type, and the rows that have none."""
         # Once per layout and not per row: millions of rows share a few sequences of keys.
-        naming = {keys: self.names(keys, config.fields) for keys in rows.layouts}
+        naming = {keys: self.names_read(keys, config) for keys in rows.layouts}
         found: list[tuple[int, Conversation]] = []
         failures: list[tuple[int, str, str]] = []
         for index, row in enumerate(rows):
@@ -296,7 +301,7 @@ class Mixed(RowFormat):
         if found is None:
             detail = f"the row has {_keys_of(row)}, which match no known format"
             raise BadRowError("fields", detail)
-        names = formats[found].names(row, config.fields) if isinstance(row, dict) else {}
+        names = formats[found].names_read(row, config) if isinstance(row, dict) else {}
         return formats[found].read(row, names, config)
 
 

@@ -80,7 +80,7 @@ class TextFields(RowFormat):
         one_by_one = partial(super().read_all, rows, config)
         names: dict[str, str] = {}
         for keys in rows.layouts:
-            own = self.names(keys, config.fields)
+            own = self.names_read(keys, config)
             is_one = all(names.setdefault(ours, name) == name for ours, name in own.items())
             if not is_one or not self.required.keys() <= own.keys():
                 return one_by_one()  # a field has two names, or is missing

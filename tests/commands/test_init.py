@@ -338,7 +338,7 @@ ASKED: dict[str, tuple[Callable[[int, Talk], dict[str, Any]], int, list[Talk]]] 
         f"<|start_header_id|>user<|end_header_id|>\n\n{t[0]}<|eot_id|>"
         f"<|start_header_id|>assistant<|end_header_id|>\n\n{t[1]}<|eot_id|>"}, 1, TALKS),
     "a conversation written by Gemma's template": (lambda n, t: {"text": "<bos><start_of_turn>"
-        f"user\n{t[0]}<end_of_turn>\n<start_of_turn>model\n{t[1]}<end_of_turn>\n"}, 1, TALKS),
+        f"user\n{t[0]}<end_of_turn>\n<start_of_turn>model\n{t[1]}<end_of_turn>\n<eos>"}, 1, TALKS),
     "a conversation written by Vicuna's template": (lambda n, t: {"text":
         f"A chat. USER: {t[0]} ASSISTANT: {t[1]}</s>USER: Thanks. ASSISTANT: Bye.</s>"}, 1,
         [Talk(f"A chat.\n{t[0]}", f"{t[1]} Bye.") for t in TALKS]),
@@ -867,6 +867,33 @@ def test_marks_that_a_program_should_have_replaced_are_refused_unless_meant(mark
     check(project.read(), expected)
 
 
+ADD = {"name": "add", "arguments": {"a": 1}}
+
+
+def test_prompts_may_name_the_tag_that_ends_reasoning(project):
+    rule = {"role": "system", "content": "Do not write `</think>`."}
+    Path("a.jsonl").write_bytes(lines([{"messages": [rule, *chats_of(t)]} for t in TALKS]))
+
+    code, said = project.init("a.jsonl")
+
+    assert code == 0, said
+    check(project.read(), TALKS)
+
+
+def test_objects_as_contents_do_not_lose_the_calls_of_other_messages(project):
+    # Read as JSON, with `role` and `content` alone, these messages would lose their calls.
+    call = {"role": "assistant", "content": None, "tool_calls": [{"function": ADD}]}
+    rows = [
+        {"messages": [chats_of(t)[0], call, {"role": "tool", "content": {"n": n}}, chats_of(t)[1]]}
+        for n, t in enumerate(TALKS)
+    ]
+    Path("a.jsonl").write_bytes(lines(rows))
+
+    code, said = project.init("a.jsonl")
+
+    assert (code, "message 2: content is an object, not text" in said) == (3, True), said
+
+
 def test_a_ground_truth_may_be_the_answer(project):
     # Of file 949, only the replies of a tested model were offered.
     rows = [{"question": t[0], "ground_truth": t[1], "answer": f"I guess: {t[1]}"} for t in TALKS]
@@ -1271,9 +1298,6 @@ def test_calls_are_trained_with_their_tools_or_not_at_all(written, project):
     assert all("Adds two numbers." in question for question, _ in found)
     trained = "".join(answer for _, answer in found)
     assert all(json.dumps(call) in trained for call in calls)
-
-
-ADD = {"name": "add", "arguments": {"a": 1}}
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Adapters: one small row of every format, field names, and how `auto` distinguishes formats."""
 
 import json
+from functools import partial
 
 import orjson
 import pyarrow as pa
@@ -10,6 +11,7 @@ import pytest
 from packhouse.errors import SourceError
 
 QA = [("user", "q"), ("assistant", "a")]
+as_line = partial(orjson.dumps, option=orjson.OPT_APPEND_NEWLINE)
 CHAT = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
 SHAREGPT = [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]
 
@@ -53,6 +55,18 @@ def test_a_renamed_question_is_not_its_own_context(read_bytes):
     assert source.messages == [
         [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
     ]
+
+
+@pytest.mark.parametrize("context", ["c", {"n": 1}])
+def test_an_ignored_field_is_not_the_context_of_a_question(context, read_bytes):
+    rows = [{"question": "q", "answer": "a", "input": context}, {"question": "q", "answer": "a"}]
+
+    source = read_bytes(
+        b"".join(map(as_line, rows)), format="question_answer", ignored_fields=["input"]
+    )
+
+    said = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    assert (source.messages, source.reasons) == ([said, said], [])
 
 
 def test_a_renamed_key_of_messages_goes_before_ours(read_bytes):

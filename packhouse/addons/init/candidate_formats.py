@@ -386,7 +386,9 @@ def _of_messages(name: str, rows: Sequence[dict[str, Any]]) -> Iterator[Reading]
     reads = {name: "messages"} | {n: ours for ours, n in beside.items() if n not in MESSAGE_FIELDS}
     settings: dict[str, Any] = {"fields": fields}
     # Objects in place of texts (file 633) become JSON. The SQL does not quote the names in it.
-    has_objects = any(isinstance(message.get(content), dict) for message in texts)
+    # It would lose other fields of messages, such as calls.
+    is_plain = all({k for k in m if m[k]} <= {speaker, content} for m in said)
+    has_objects = is_plain and any(isinstance(message.get(content), dict) for message in texts)
     if has_objects and all(map(str.isidentifier, (name, speaker, content))):
         row_format, reads = "chat", {name: "messages, objects in them as JSON"}
         text = f"{{'role': m.{speaker}, 'content': cast(m.{content} as varchar)}}"
@@ -1568,11 +1570,14 @@ def _conversations(rows: Sequence[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
 
 
 _HEADER = (
-    r"<(?:\|(?:im_start\|>|start_header_id\|>)?|start_of_turn>)(system|user|assistant|model|tool)"
+    r"<(?:\|(?:im_start\|>|start_header_id\|>)?|start_of_turn>)"
+    r"(system|developer|user|human|assistant|model|tool)"
     r"(?:(?:<\|end_header_id)?\|>(?:\s*\n)?|\s*\n)"
 )
 """Start of a turn, such as `<|im_start|>user`, `<|user|>` and `<start_of_turn>model`."""
-_FOOTER = r"\s*(?:<\|\w+\|>|</s>|<end_of_turn>|<eos>)*\s*$"  # file 1025 ends turns with `<|end|>`
+_FOOTER = (
+    r"(?:\s*(?:<\|\w+\|>|</s>|<end_of_turn>|<eos>))*\s*$"  # file 1025 ends turns with `<|end|>`
+)
 
 
 _LLAMA_2 = {

@@ -293,7 +293,7 @@ _MARKS = {
     "a mark of a chat template": (
         r"<\|\w+\|>|<extra_id_\d+>|</?s>|\[/?INST\]|<(?:start|end)_of_turn>"
     ),
-    "the end of a part without a beginning": r"\A(?:(?!<think>).)*?(</think>)",
+    "the end of reasoning without a beginning": r"\A(?:(?!<think>).)*?(</think>)",
 }
 
 
@@ -306,8 +306,13 @@ def _check_marks(survey: Survey, chosen: Sequence[Candidate], settings: Mapping[
     """
     samples = [each.trial.sample for each in chosen if each.trial.sample is not None]
     talks = [talk for sample in samples for talk in sample["messages"].to_pylist()]
-    texts = ["\n".join(said["content"] or "" for said in talk) for talk in talks]
     for what, pattern in _MARKS.items():
+        # A prompt may name the tag that ends reasoning (file 1242).
+        roles = {"assistant"} if "</think>" in pattern else {"system", "user", "assistant"}
+        texts = [
+            "\n".join(said["content"] or "" for said in talk if said["role"] in roles)
+            for talk in talks
+        ]
         found = [mark for text in texts if (mark := re.search(pattern, text, re.DOTALL))]
         if len(found) >= max(3, MIN_SHARE * len(texts)):
             raise refusal(
@@ -370,7 +375,7 @@ def _given(survey: Survey, given: Mapping[str, Any]) -> Reading:
     for ours, expression in (config.select or {}).items():
         reads |= {name: ours for name in names if f'"{name}"' in expression or name == expression}
     if not config.select and config.format in row_formats():
-        found = row_formats()[config.format].names(names, config.fields)
+        found = row_formats()[config.format].names_read(names, config)
         reads = {theirs: ours for ours, theirs in found.items()}
     return Reading(settings=dict(given), reads=reads)
 

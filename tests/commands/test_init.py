@@ -851,7 +851,9 @@ def test_texts_with_one_label_are_no_conversation(project):
     assert (code, "without the names of their speakers" in said) == (0, False), said
 
 
-@pytest.mark.parametrize("mark", ["{{NAME}}", "<<NO PROMPT>>", "<extra_id_1>", "</think>"])
+@pytest.mark.parametrize(
+    "mark", ["{{NAME}}", "<<NO PROMPT>>", "<extra_id_1>", "<channel|>", "</think>"]
+)
 def test_marks_that_a_program_should_have_replaced_are_refused_unless_meant(mark, project):
     # Of files 995, 999, 1092 and 1139, such marks were trained without a word.
     expected = [Talk(t[0], t[1] + mark * (n % 3 == 0)) for n, t in enumerate(TALKS)]
@@ -868,6 +870,19 @@ def test_marks_that_a_program_should_have_replaced_are_refused_unless_meant(mark
 
 
 ADD = {"name": "add", "arguments": {"a": 1}}
+
+
+def test_a_conversation_over_a_megabyte_is_a_row(project):
+    # Of the only row of file 1271, the messages were taken for rows.
+    talk = [turn for t in TALKS for turn in chats_of(t)]
+    talk[0]["content"] += " very" * 300_000
+    Path("a.jsonl").write_bytes(lines([{"messages": talk}]))
+
+    code, said = project.init("a.jsonl")
+
+    assert code == 0, said
+    (source,) = yaml.safe_load(Path("recipe.yaml").read_text())["sources"]
+    assert source == {"path": "a.jsonl", "format": "chat"}
 
 
 def test_prompts_may_name_the_tag_that_ends_reasoning(project):

@@ -291,7 +291,7 @@ def propose(
 _MARKS = {
     "a mark in place of a text": r"\{\{\s*[A-Z][A-Z_ ]{2,}\s*\}\}|<<[A-Z][A-Z_ ]{2,}>>",
     "a mark of a chat template": (
-        r"<\|\w+\|>|<extra_id_\d+>|</?s>|\[/?INST\]|<(?:start|end)_of_turn>"
+        r"<\|\w+\|?>|<\w+\|>|<extra_id_\d+>|</?s>|\[/?INST\]|<(?:start|end)_of_turn>"
     ),
     "the end of reasoning without a beginning": r"\A(?:(?!<think>).)*?(</think>)",
 }
@@ -301,8 +301,8 @@ def _check_marks(survey: Survey, chosen: Sequence[Candidate], settings: Mapping[
     """Refuse conversations of which 5% contain a mark that a program should have replaced.
 
     Of file 995, 7% of the prompts are `<<NO PROMPT>>`, `{{NAME}}` is in most answers of file 1092,
-    `<extra_id_1>` in 16% of the prompts of file 999, and `</think>` alone in most answers of file
-    1139. No other of 360 public files has such marks.
+    `<extra_id_1>` in 16% of the prompts of file 999, `<channel|>` in all answers of file 1277, and
+    `</think>` alone in most of file 1139. No other of 500 public files has such marks.
     """
     samples = [each.trial.sample for each in chosen if each.trial.sample is not None]
     talks = [talk for sample in samples for talk in sample["messages"].to_pylist()]

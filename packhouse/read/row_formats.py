@@ -181,8 +181,9 @@ class RowFormat(ABC):
         return found
 
     def names_read(self, keys: Collection[str], config: SourceConfig) -> dict[str, str]:
-        """Return `names` without the fields that the recipe ignores."""
-        ignored = {*config.ignored_fields}.difference(config.fields.values())
+        """Return `names` without the fields of the file that the recipe ignores."""
+        # The fields that `select` makes are not those of the file.
+        ignored = {*config.ignored_fields}.difference(config.fields.values(), config.select or ())
         return self.names([key for key in keys if key not in ignored], config.fields)
 
     def unread(self, keys: Collection[str], renamed: Mapping[str, str]) -> list[str]:

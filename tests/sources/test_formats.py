@@ -69,6 +69,19 @@ def test_an_ignored_field_is_not_the_context_of_a_question(context, read_bytes):
     assert (source.messages, source.reasons) == ([said, said], [])
 
 
+def test_an_ignored_field_may_have_the_name_of_a_selected_one(read_bytes):
+    row = {"question": "q", "answer": "x", "replies": ["a"]}
+
+    source = read_bytes(
+        orjson.dumps(row),
+        format="question_answer",
+        ignored_fields=["answer"],
+        select={"question": "question", "answer": "replies[1]"},
+    )
+
+    assert source.texts == [QA]
+
+
 def test_a_renamed_key_of_messages_goes_before_ours(read_bytes):
     talk = [
         {"role": "user", "text": "q", "content": "x"},

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from packhouse.recipe import Recipe
+from packhouse.run.chain import prepare
 from packhouse.run.step import LocalRunner
 from packhouse.run.step_cache import Workspace
 from packhouse.system import terminal
@@ -65,6 +66,20 @@ def test_processes_of_a_run_do_not_see_ctrl_c_and_end_with_it(kind, tmp_path):
         assert blocked & 1 << (signal.SIGINT - 1)
     pool.__exit__(kind)
     assert [child.exitcode for child in children] == [-signal.SIGTERM] * 2
+
+
+def test_a_run_of_one_shard_starts_no_processes(project, monkeypatch):
+    def fail(*_):
+        raise AssertionError("a pool was started")
+
+    monkeypatch.setattr("packhouse.run.step._LEAST_BYTES", 0)  # later steps have several groups
+    monkeypatch.setattr(LocalRunner, "_run_in_pool", fail)
+    recipe = project.recipe("split.eval_fraction=0.2")
+    runner = LocalRunner(recipe=recipe, workspace=Workspace(cache=project.cache), workers=2)
+
+    prepare(recipe, runner, project.cache)
+
+    assert runner.workers == 1
 
 
 class Group:

@@ -386,7 +386,7 @@ def _of_messages(name: str, rows: Sequence[dict[str, Any]]) -> Iterator[Reading]
     reads = {name: "messages"} | {n: ours for ours, n in beside.items() if n not in MESSAGE_FIELDS}
     settings: dict[str, Any] = {"fields": fields}
     # Objects in place of texts (file 633) become JSON. The SQL does not quote the names in it.
-    # It would lose other fields of messages, such as calls.
+    # The SQL copies two fields of each message, so calls would get lost.
     is_plain = all({k for k in m if m[k]} <= {speaker, content} for m in said)
     has_objects = is_plain and any(isinstance(message.get(content), dict) for message in texts)
     if has_objects and all(map(str.isidentifier, (name, speaker, content))):
@@ -1520,7 +1520,7 @@ _VICUNA = re.compile(r"(?:.*?\s)?(USER) ?:.*?\s(ASSISTANT) ?:", re.DOTALL)
 _TALK_LATER = re.compile(rf".+?\n(?={_TALK.pattern})", re.DOTALL)
 """Text before a conversation, such as the context of its question."""
 _HEADING = re.compile(r"\n[ \t]*(#+ ?\w[\w ]{0,29}(?::|(?m:$)))")
-"""A heading such as `### Response:` or `### Response` on a line of its own, after other text."""
+"""A heading such as `### Response:`, or `### Response` alone in its line, after other text."""
 _BOTH_NAMES = "the names of both speakers"
 UNNAMED = f"prompt, without {_BOTH_NAMES}"
 _SPOKEN = re.compile(

@@ -288,13 +288,22 @@ def propose(
     return replace(proposal, reading=replace(joined, settings=settings))
 
 
-_MARKS = {
-    "a mark in place of a text": r"\{\{\s*[A-Z][A-Z_ ]{2,}\s*\}\}|<<[A-Z][A-Z_ ]{2,}>>",
-    "a mark of a chat template": (
-        r"<\|\w+\|?>|<\w+\|>|<extra_id_\d+>|</?s>|\[/?INST\]|<(?:start|end)_of_turn>"
+_ALL = frozenset(("system", "user", "assistant"))
+_MARKS = (
+    ("a mark in place of a text", _ALL, r"\{\{\s*[A-Z][A-Z_ ]{2,}\s*\}\}|<<[A-Z][A-Z_ ]{2,}>>"),
+    (
+        "a mark of a chat template",
+        _ALL,
+        r"<\|\w+\|?>|<\w+\|>|<extra_id_\d+>|</?s>|\[/?INST\]|<(?:start|end)_of_turn>",
     ),
-    "the end of reasoning without a beginning": r"\A(?:(?!<think>).)*?(</think>)",
-}
+    # A prompt may name the tag (file 1242).
+    (
+        "the end of reasoning without a beginning",
+        {"assistant"},
+        r"\A(?:(?!<think>).)*?(</think>)",
+    ),
+)
+"""Description, roles of the messages in which it is searched, and pattern."""
 
 
 def _check_marks(survey: Survey, chosen: Sequence[Candidate], settings: Mapping[str, Any]) -> None:
@@ -306,9 +315,7 @@ def _check_marks(survey: Survey, chosen: Sequence[Candidate], settings: Mapping[
     """
     samples = [each.trial.sample for each in chosen if each.trial.sample is not None]
     talks = [talk for sample in samples for talk in sample["messages"].to_pylist()]
-    for what, pattern in _MARKS.items():
-        # A prompt may name the tag that ends reasoning (file 1242).
-        roles = {"assistant"} if "</think>" in pattern else {"system", "user", "assistant"}
+    for what, roles, pattern in _MARKS:
         texts = [
             "\n".join(said["content"] or "" for said in talk if said["role"] in roles)
             for talk in talks

@@ -662,9 +662,11 @@ def inference_line(audit: Mapping[str, Any]) -> str:
     answers, right, total = counts.answers_checked, counts.answers_after_prompt, counts.answers
     stopped, partly = counts.completions_stopped, counts.partly_trained
     sampled = f" compared ({total:,} in all)" if answers + partly < total else ""
+    follow = counted(right, "follows", "follow")
+    end = counted(stopped, "ends with its", "end with their")
     line = (
-        f"inference: of {counted(answers, 'answer')}{sampled}, {right:,} follow the inference "
-        f"prompt and {stopped:,} end with their only stop token"
+        f"inference: of {counted(answers, 'answer')}{sampled}, {follow} the inference prompt and "
+        f"{end} only stop token"
     )
     if counts.records_checked < counts.records:
         line += f"; {counts.records_checked:,} of {counted(counts.records, 'record')} checked"

@@ -259,7 +259,7 @@ def bad(talk: Talk) -> str:
 # Fields with several meanings: rows, the number of the right candidate, and its conversations.
 # fmt: off
 ASKED: dict[str, tuple[Callable[[int, Talk], dict[str, Any]], int, list[Talk]]] = {
-    "labels of another language": (lambda n, t: {"text": f"问: {t[0]}\n答: {t[1]}"}, 2,
+    "labels of another language": (lambda n, t: {"text": f"질문: {t[0]}\n답변: {t[1]}"}, 2,
         TALKS),
     "two columns of any name": (lambda n, t: {"v1": t.question, "v2": t.answer}, 1, TALKS),
     "an object as input": (lambda n, t: {"instruction": "Answer.", "input": {"n": n,
@@ -430,6 +430,10 @@ ASKED: dict[str, tuple[Callable[[int, Talk], dict[str, Any]], int, list[Talk]]] 
         t.answer) for t in TALKS]),
     "good and bad answers of KTO": (lambda n, t: {"prompt": t[0], "completion": t[1],
         "label": n % 2 == 0}, 1, TALKS[::2]),
+    "answers that another field calls wrong": (lambda n, t: {"question": t[0], "answer": (t[1],
+        bad(t))[n % 2], "verdict": ("Correct", "incorrect")[n % 2]}, 1, TALKS[::2]),
+    "pairs that begin with names of speakers": (lambda n, t: {"prompt": f"用户: {t[0]}",
+        "chosen": f"助手: {t[1]}", "rejected": f"助手: {bad(t)}"}, 1, TALKS),
     "text next to messages": (lambda n, t: {"messages": chats_of(t),
         "remark": f"{n} people of {2 * n} saw no {'abcdefghijklm'[n:]} here"}, 1, TALKS),
     "an answer and a source that a test expects": (lambda n, t: {"query": t[0],
@@ -867,6 +871,41 @@ def test_marks_that_a_program_should_have_replaced_are_refused_unless_meant(mark
     options = shlex.split(said.partition("meant to be trained, add ")[2])
     assert project.init("asked.jsonl", *options)[0] == 0
     check(project.read(), expected)
+
+
+@pytest.mark.parametrize(
+    ("parts", "mark"),
+    [(("{}", "{} ####"), "12 of 12 examples contain ####"), (("user: {}", "Ann: {}"), "'Ann'")],
+)
+def test_names_and_stop_marks_in_messages_are_refused_unless_meant(parts, mark, project):
+    # Of files 1311 and 1313, they were trained without a word.
+    expected = [Talk(parts[0].format(t[0]), parts[1].format(t[1])) for t in TALKS]
+    Path("asked.jsonl").write_bytes(lines([{"messages": chats_of(t)} for t in expected]))
+
+    code, said = project.init("asked.jsonl")
+
+    assert (code, mark in said) == (3, True), said
+    options = shlex.split(said.partition("meant to be trained, add ")[2])
+    assert project.init("asked.jsonl", *options)[0] == 0
+    check(project.read(), expected)
+
+
+def test_the_order_of_fields_makes_no_other_shape(project):
+    rows = [{"question": t[0], "answer": t[1], "id": n} for n, t in enumerate(TALKS)]
+    rows = [dict([*row.items()][:: 1 - 2 * (n % 2)]) for n, row in enumerate(rows)]
+    Path("a.jsonl").write_bytes(lines(rows))
+
+    code, said = project.init("a.jsonl")
+
+    assert (code, "different sets of fields" in said) == (0, False), said
+
+
+def test_messages_that_are_empty_in_all_rows_are_named(project):
+    Path("a.jsonl").write_bytes(lines([{"id": n, "messages": []} for n in range(3)]))
+
+    code, said = project.init("a.jsonl")
+
+    assert (code, "no answers: 'messages' has no words in any row" in said) == (3, True), said
 
 
 ADD = {"name": "add", "arguments": {"a": 1}}

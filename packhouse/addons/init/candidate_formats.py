@@ -56,6 +56,8 @@ _GOOD = frozenset("chosen preferred better best good winning accepted positive".
 _BAD = frozenset(
     "rejected dispreferred wrong incorrect bad worse worst negative losing non".split()
 )
+_GOOD_ANSWER = frozenset("correct right good accepted approved".split())
+_BAD_ANSWER = frozenset("incorrect wrong bad rejected".split())
 _ID_WORDS = frozenset("id ids uuid hash index".split())
 _LABEL_WORDS = _ID_WORDS | frozenset(
     "source sources origin url link date time type kind category categories "
@@ -678,7 +680,6 @@ def _with_speakers(
         >>> [(each.template, "select" in each.settings) for each in found]
         [('', True), ('completion', False), ('', False)]
     """
-    by_role = {ours: name for name, ours in reading.reads.items()}
     prompt = reading.prompt
     talks = [row for row in rows if isinstance(row.get(prompt or ""), str)]
     texts = [str(row[prompt or ""]) for row in talks]
@@ -695,16 +696,19 @@ def _with_speakers(
         for text, answer in zip(texts, answers, strict=True)
     )
     # In file 388, `Bot:` at the start of each answer was trained.
-    name = _name_of_answers(texts, answers)
+    name = name_of_answers(texts, answers)
     if num_begun <= _MAX_EMPTY * len(texts) and name is None and not _end_on_a_label(texts):
         return [reading]
     unsure = replace(reading, is_sure=False)
     made = [replace(unsure, template="completion"), unsure]
-    answer = by_role.get("completion") or by_role.get("answer")
-    if not prompt or not answer or len(reading.reads) > 2:
+    said = {name: ours for name, ours in reading.reads.items() if ours in _ANSWERS}
+    if not prompt or not said or len(reading.reads) > 1 + len(said):
         return made
+    said = {name: _ANSWERS[ours] for name, ours in said.items()}
     # OpenAI's first fine-tuning guide asked for a space at the start of each completion.
-    select = {"prompt": _sql(prompt), "completion": f"ltrim({_sql(answer)})"}
+    select = {"prompt": _sql(prompt)} | {
+        ours: f"ltrim({_sql(name)})" for name, ours in said.items()
+    }
     if one := next(
         (each for each in (_ONE_TURN, _TAGGED) if all(map(each.fullmatch, texts))), None
     ):
@@ -715,19 +719,23 @@ def _with_speakers(
         for end, part in ((separator, texts), (_STOP, answers))
     ):
         what = "separators"
-        for ours, end in {"prompt": separator, "completion": _STOP}.items():
-            quoted = end.replace("'", "''")
+        for ours in select:
+            quoted = (separator if ours == "prompt" else _STOP).replace("'", "''")
             select[ours] = f"regexp_replace({select[ours]}, '{quoted}', '')"
     elif name and not any(f"\n{name}:" in text for text in texts + answers):  # one turn each
         what = _BOTH_NAMES
-        for ours, begin in {"prompt": _ASKS, "completion": rf"^\s*{name} ?:\s*"}.items():
+        for ours in select:
+            begin = _ASKS if ours == "prompt" else rf"^\s*{name} ?{_COLON}\s*"
             select[ours] = f"regexp_replace({select[ours]}, '{begin}', '')"
     else:
         return made
-    reads = {prompt: f"prompt, without {what}", answer: "completion"}
-    return [_reading("prompt_completion", reads, select=select), *made]
+    row_format = "preference" if "chosen" in select else "prompt_completion"
+    reads = {prompt: f"prompt, without {what}"} | said
+    return [_reading(row_format, reads, select=select), *made]
 
 
+_ANSWERS = {"answer": "completion"} | {n: n for n in ("completion", "chosen", "rejected")}
+"""Fields of one answer, or of a preferred and a rejected one, by their role in a reading."""
 _PUNCTUATION = "()[]{}<>\"'`;,.:?!=+-/\\"
 
 
@@ -775,11 +783,11 @@ def _end_on_a_label(prompts: Sequence[str]) -> bool:
     return max(labels.values(), default=0) >= max(2, len(prompts) / 2)
 
 
-def _name_of_answers(prompts: Sequence[str], answers: Sequence[str]) -> str | None:
+def name_of_answers(prompts: Sequence[str], answers: Sequence[str]) -> str | None:
     """Return the name that answers begin with if prompts begin with the name of who asks.
 
     Example:
-        >>> _name_of_answers(["User: Hi", "User: Bye"], ["Bot: Hello.", "Bot: See you."])
+        >>> name_of_answers(["User: Hi", "User: Bye"], ["Bot: Hello.", "Bot: See you."])
         'Bot'
     """
     names = Counter(
@@ -815,7 +823,7 @@ def _with_talks(
     header, text = rf"{begin}({asks}|{says}) ?:\s*", _sql(name)
     role = f"CASE WHEN role = '{says}' THEN 'assistant' ELSE 'user' END"
     parts = f"string_split_regex({text}, '{header}')"
-    content = f"regexp_replace({parts}[i + 1], '\\s*(?:</s>)?\\s*$', '')"
+    content = f"regexp_replace({parts}[i + 1], '\\s*(?:{_EDGE})?\\s*$', '')"
     # Other rows get NULL and are quarantined: splitting would lose the text before a speaker.
     begins = f"regexp_matches({text}, '^\\s*{asks} ?:')"
     if start in (_VICUNA, _TALK_LATER):  # the text before the first question is part of it
@@ -1000,16 +1008,23 @@ def _with_short_contexts(
 def _with_verdicts(
     reading: Reading, rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]
 ) -> list[Reading]:
-    """Return a reading, or several if a boolean `label` marks some answers as bad, as in KTO."""
-    settings, label = reading.settings, fields.get("label")
-    is_read = "label" in reading.reads or "label" not in rows[0]
-    if is_read or label is None or False not in label.values or label.kind != "true or false":
+    """Return a reading, or several if a field marks some answers as bad, as `label` does in KTO."""
+    bad = {name: _bad_values(name, fields.get(name, Field())) for name in rows[0]}
+    name = next((name for name in bad if bad[name] and name not in reading.reads), None)
+    if name is None:
         return [reading]
-    reads = {**reading.reads, "label": "whether the answer is good"}
-    # `where` leaves the bad answers out: otherwise, they would be trained like good ones.
-    found = [Reading(settings={**settings, "where": "label"}, reads=reads, is_sure=False)]
+    reads = {**reading.reads, name: "whether the answer is good"}
+    # `where` leaves the bad answers out: otherwise, they would be trained like good ones, as were
+    # 13 `incorrect` ones of file 1347.
+    is_label = bad[name] == [False]
+    shown = ", ".join(f"'{value}'" for value in bad[name])
+    where = name if is_label else f"coalesce({_sql(name)}, '') NOT IN ({shown})"
+    settings = {**reading.settings, "where": where}
+    found = [Reading(settings=settings, reads=reads, is_sure=False)]
     answer = reading.trained
-    if reading.prompt and len(answer) == 1:
+    if not is_label:
+        found.append(replace(reading, is_sure=False))
+    elif reading.prompt and len(answer) == 1:
         kto = {"prompt": reading.prompt, "completion": next(iter(answer))}
         found.append(_reading("kto", reads, fields=kto))
         # If the answer alone tells the label, as of `yes` and `no`, it may be what the answer says.
@@ -1019,6 +1034,22 @@ def _with_verdicts(
         if len(told) == num_answers and 2 * num_answers <= len(rows):
             found.insert(0, replace(reading, is_sure=False))
     return found
+
+
+def _bad_values(name: str, held: Field) -> list[Any]:
+    """Return the values that call an answer bad, if others call one good.
+
+    Example:
+        >>> held = Field()
+        >>> held.add(["Correct", "incorrect", "unclear"])
+        >>> _bad_values("verdict", held)
+        ['incorrect']
+    """
+    if name == "label" and held.kind == "true or false":
+        return [False] if False in held.values else []
+    words = {value: value.lower() for value in held.values if isinstance(value, str)}
+    bad = [value for value, word in words.items() if word in _BAD_ANSWER]
+    return bad if held.has_few_values and _GOOD_ANSWER & {*words.values()} else []
 
 
 # Rows that `select` turns into messages, or into a question and an answer.
@@ -1500,10 +1531,11 @@ def _number_of(name: str, values: Iterable[Any], most: int) -> str | None:
 
 _ONE_TURN = re.compile(r"^\s*[^\n:]{1,30}: ?([^\n]+)\n\s*[^\n:]{1,30}:\s*$")
 """A prompt with one line of one speaker, followed by the name of the next speaker."""
-_WHO_ASKS = "human|user|customer|client|patient|student|you|me|question|q"
-_ASKS = rf"(?i)^\s*(?:{_WHO_ASKS}) ?:\s*"
+_WHO_ASKS = "human|user|customer|client|patient|student|you|me|question|q|用户|问"
+_COLON = "[:\uff1a]"  # also the wide one of Chinese (file 593)
+_ASKS = rf"(?i)^\s*(?:{_WHO_ASKS}) ?{_COLON}\s*"
 """Start of a prompt with the name of the speaker who asks."""
-_SAYS = re.compile(r"\s*(\w[\w -]{0,29}?) ?:")
+_SAYS = re.compile(rf"\s*(\w[\w -]{{0,29}}?) ?{_COLON}")
 """Start of an answer with a name."""
 
 
@@ -1535,7 +1567,6 @@ _TAGGED = re.compile(rf"(?is)^\s*<(?:{_WHO_ASKS})>\s*(.*?)\s*<\w{{1,30}}>\s*$")
 """A prompt between tags that name the speakers, such as `<user> Hi <assistant>`."""
 
 # Files 578 and 596 continue `답변:` and `Next Subgoal:` without a chat template, but became turns.
-# \uff1a is the wide colon of Chinese (file 593).
 _LABEL = re.compile(r"(?:\n\s*(?=\w)|(?=[<\[]))([<\[]?\w[\w '-]{0,29}[:\uff1a>\]])\s*\Z")
 """End of a prompt that names what follows: a last line `Answer:`, or a tag `<assistant>`."""
 

@@ -9,7 +9,7 @@ import json
 import re
 import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -29,6 +29,7 @@ from packhouse.addons.init.candidate_formats import (
     is_metadata,
     is_reasoning,
     marks_in,
+    name_of_answers,
     questions_in,
     readings_of,
     with_context,
@@ -36,7 +37,7 @@ from packhouse.addons.init.candidate_formats import (
 from packhouse.addons.init.file_survey import Layout, Survey, as_line, refusal
 from packhouse.errors import PackhouseError
 from packhouse.read import read_shard, scan_source
-from packhouse.read.row_formats import row_formats
+from packhouse.read.row_formats import MESSAGE_FIELDS, row_formats
 from packhouse.read.unread_fields import MIN_SHARE, is_media
 from packhouse.recipe import Recipe, SourceConfig, ValidateConfig
 from packhouse.records.ledger import RenderCounts
@@ -290,45 +291,65 @@ def propose(
 
 _ALL = frozenset(("system", "user", "assistant"))
 _MARKS = (
-    ("a mark in place of a text", _ALL, r"\{\{\s*[A-Z][A-Z_ ]{2,}\s*\}\}|<<[A-Z][A-Z_ ]{2,}>>"),
+    (
+        "a mark in place of a text",
+        _ALL,
+        MIN_SHARE,
+        r"\{\{\s*[A-Z][A-Z_ ]{2,}\s*\}\}|<<[A-Z][A-Z_ ]{2,}>>",
+    ),
     (
         "a mark of a chat template",
         _ALL,
+        MIN_SHARE,
         r"<\|\w+\|?>|<\w+\|>|<extra_id_\d+>|</?s>|\[/?INST\]|<(?:start|end)_of_turn>",
     ),
     # A prompt may name the tag (file 1242).
     (
         "the end of reasoning without a beginning",
         {"assistant"},
+        MIN_SHARE,
         r"\A(?:(?!<think>).)*?(</think>)",
     ),
+    ("a mark of the end of answers", {"assistant"}, 1 - _RARE, r"((?:#{2,}|={3,}|->|\bEND))\s*\Z"),
 )
-"""Description, roles of the messages in which it is searched, and pattern."""
+"""Description, roles of the messages in which it is searched, share of rows, and pattern."""
 
 
 def _check_marks(survey: Survey, chosen: Sequence[Candidate], settings: Mapping[str, Any]) -> None:
-    """Refuse conversations of which 5% contain a mark that a program should have replaced.
+    """Refuse conversations with marks that a program should have replaced, or names of speakers.
 
     Of file 995, 7% of the prompts are `<<NO PROMPT>>`, `{{NAME}}` is in most answers of file 1092,
     `<extra_id_1>` in 16% of the prompts of file 999, `<channel|>` in all answers of file 1277, and
-    `</think>` alone in most of file 1139. No other of 500 public files has such marks.
+    `</think>` alone in most of file 1139. No other of 500 public files has such marks. `######`
+    ends all answers of file 1311, and `Freya:` begins those of file 1313.
     """
     samples = [each.trial.sample for each in chosen if each.trial.sample is not None]
     talks = [talk for sample in samples for talk in sample["messages"].to_pylist()]
-    for what, roles, pattern in _MARKS:
-        texts = [
-            "\n".join(said["content"] or "" for said in talk if said["role"] in roles)
-            for talk in talks
-        ]
-        found = [mark for text in texts if (mark := re.search(pattern, text, re.DOTALL))]
-        if len(found) >= max(3, MIN_SHARE * len(texts)):
-            raise refusal(
-                survey.file,
-                f"{len(found):,} of {counted(len(texts), 'example')} contain "
-                f"{found[0][found[0].re.groups]}, which looks like {what}. Replace or remove such "
-                "marks, or leave out these rows. If they are meant to be trained, add "
-                f"{shlex.join(as_options(settings))}",
-            )
+    examples = counted(len(talks), "example")
+    found = ""
+    for what, roles, share, pattern in _MARKS:
+        texts = ["\n".join(_said(talk, roles)) for talk in talks]
+        marks = [mark for text in texts if (mark := re.search(pattern, text, re.DOTALL))]
+        if len(marks) >= max(3, share * len(talks)):
+            shown = marks[0][marks[0].re.groups]
+            found = f"{len(marks):,} of {examples} contain {shown}, which looks like {what}"
+            break
+    else:
+        first = (
+            [next(_said(talk, {role}), "") for talk in talks] for role in ("user", "assistant")
+        )
+        if (name := name_of_answers(*first)) and len(talks) > 1:
+            found = f"answers of {examples} begin with {name!r}, like the name of a speaker"
+    if found:
+        raise refusal(
+            survey.file,
+            f"{found}. Replace or remove such marks, or leave out these rows. If they are meant "
+            f"to be trained, add {shlex.join(as_options(settings))}",
+        )
+
+
+def _said(talk: Sequence[Mapping[str, Any]], roles: Collection[str]) -> Iterator[str]:
+    return (said["content"] or "" for said in talk if said["role"] in roles)
 
 
 def as_options(settings: Mapping[str, Any]) -> list[str]:
@@ -543,6 +564,8 @@ def _unknown(
                 f"audio or video in {name!r}. {_media_advice(layout.num_rows < survey.num_rows)}."
             )
     if empty := empty_answers(survey.fields):
+        return _no_answers(empty)
+    if isinstance(row, dict) and (empty := [n for n in MESSAGE_FIELDS if row.get(n) == []]):
         return _no_answers(empty)
     if survey.num_rows == 1 and len(names) > 2 and all(isinstance(v, str) for v in names.values()):
         return (

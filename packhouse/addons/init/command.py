@@ -544,11 +544,18 @@ def field_lines(proposal: Proposal) -> list[str]:
             use = "not read, in rows without the fields that are read"
         elif held.num_texts < max(MIN_ROWS, MIN_SHARE * found.num_rows):
             use = "ignored (text in few rows)"
-        else:
+        elif all(_is_repeated(row, name) for row in rows):
             use = f"ignored ({_REPEATS})"
+        else:
+            use = "ignored"
         shown = name if name == name.strip() else repr(name)
         lines.append(f"{shown}: {held.kind}{some}; {use}")
     return lines
+
+
+def _is_repeated(row: Mapping[str, Any], name: str) -> bool:
+    value = " ".join(str(row.get(name) or "").split())
+    return any(value in " ".join(str(row[other]).split()) for other in row if other != name)
 
 
 def _of_lengths(lengths: Any, num_good: int) -> str:

@@ -192,14 +192,16 @@ def _layout_of(row: Any) -> object:
     if type(row) is not dict:
         return type(row), speaker_key(row) if type(row) is list else None
     # Lists of messages with `role` and with `from` are two layouts, because two formats read them.
+    # Rows of file 1312 have the same fields in any order.
     inner = []
-    for name, value in row.items():
+    for name in (names := sorted(row)):
+        value = row[name]
         if value and type(value) is list:
             first = value[0]
             inner.append((name, speaker_key(value) or type(first)))
         elif value and type(value) is dict:
             inner.append((name, dict))
-    return tuple(row), tuple(inner)
+    return tuple(names), tuple(inner)
 
 
 def holds_text(value: object) -> bool:

@@ -183,11 +183,12 @@ def rows_with_masks(rows: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
     """
     offsets = list_offsets(rows["input_ids"])
     offsets = offsets - offsets[0]
-    trained = trained_tokens(rows, offsets).tolist()
+    trained = trained_tokens(rows, offsets)
+    trained[offsets[:-1][np.diff(offsets) > 0]] = False  # nothing predicts a record's first token
     names = {"labels", "trained_ranges", "position_ids"}
     others = rows.select([name for name in rows.schema.names if name not in names])
     return [
-        {**row, "trained": trained[start:end]}
+        {**row, "trained": trained[start:end].tolist()}
         for row, start, end in zip(others.to_pylist(), offsets, offsets[1:], strict=False)
     ]
 

@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import re
 import shlex
 import zipfile
 from collections.abc import Callable
@@ -1244,6 +1245,8 @@ def test_the_only_text_of_one_row_may_be_trained(project):
     code, said = project.init("a.jsonl")
 
     assert (code, "1. lyrics (text)" in said) == (7, True), said
+    counts = re.search(r"row 0: (\d+) tokens, (\d+) trained", said)
+    assert counts and int(counts[2]) == int(counts[1]) - 1  # all but the first, as in a version
 
 
 @pytest.mark.parametrize(

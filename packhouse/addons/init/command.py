@@ -492,7 +492,7 @@ def _show_rows(
         runs = runs_of(row["input_ids"][shown], trained[shown], pipeline)
         number = row["row"] if numbers is None else numbers[row["row"]]
         title = (
-            f"-- row {number:,}: {counted(row['num_tokens'], 'token')}, {row['num_trained']:,} "
+            f"-- row {number:,}: {counted(row['num_tokens'], 'token')}, {sum(row['trained']):,} "
             "trained (green) --"
         )
         out.print(f"\n{title}", style="cyan")

@@ -488,9 +488,12 @@ class ArrayFile(TextFile):
         end = split_elements(data).end
         if end is not None and data[end] == ord("]"):
             place = self.position + end + 1
+            fix = "Remove it"
+            if self.rows_at is not None:
+                fix += ", or remove `rows_at`, which reads the list of one object, not of several"
             raise SourceError(
                 f"source file '{self.uri}' has text after the end of its JSON array, at byte "
-                f"{place:,}. Remove it",
+                f"{place:,}. {fix}",
                 uri=self.uri,
                 byte_offset=place,
             )

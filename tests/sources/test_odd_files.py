@@ -145,7 +145,7 @@ def test_objects_in_a_row_over_several_lines_are_not_rows(read_bytes):
         (b'{"rows": [{"text": "a"}]}', "list in field 'data'"),
         (b'[{"text": "a"}]', "list in field 'data'"),
         (b'{"data": [{"text": "a"}], "data": [{"text": "b"}]}', "text after the end"),
-        (b'{"data": [{"text": "a"}]} {"data": []}', "text after the end"),
+        (b'{"data": [{"text": "a"}]} {"data": []}', "or remove `rows_at`"),
     ],
 )
 def test_an_object_that_does_not_match_rows_at_is_refused(data, match, read_bytes):

@@ -242,8 +242,8 @@ QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
         ),
         "nothing_trained": Reason(
             "no turn of the row is trained",
-            "check `format.train_on` and the weights of messages; labels are trained with "
-            "`format.template: classification`",
+            "add an answer to the row, or remove the row; check `format.train_on` and the weights "
+            "of messages; labels are trained with `format.template: classification`",
         ),
         "label": Reason("a label is not in `label_names`", "list all classes"),
         "only_thinking": Reason(

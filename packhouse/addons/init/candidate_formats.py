@@ -139,8 +139,9 @@ def _reading(
 TEMPLATED = "messages, without the marks of a chat template"
 TALK = "messages, without the names of their speakers"
 HEADED = "prompt, and completion after the last heading"
+INSIDE = "question and answer in an object"
 _TRAINED = {
-    *(TEMPLATED, TALK, HEADED),
+    *(TEMPLATED, TALK, HEADED, INSIDE),
     *("answer", "completion", "output", "response", "chosen", "text", "messages", "conversations"),
     *("transcript", "label", "answers", "paragraphs", "input_ids"),
 }
@@ -1091,6 +1092,7 @@ def _made_of_lists(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
         ):
             reads = {name: name for name in beside} | reads
             yield _reading(row_format, reads, is_sure=is_sure, select=beside | select)
+    yield from _inner_pairs(rows)
     yield from _parts_of_gemini(rows)
     yield from _lists_of_texts(rows)
     yield from _with_tools(rows)
@@ -1115,6 +1117,20 @@ def _nested(rows: Sequence[Mapping[str, Any]], row_format: str) -> Iterator[Made
                 path = f"{_sql(outer)}.{_sql(inner)}"
                 select = {n: f"{_sql(outer)}.{_sql(n)}" for n in names} | {"messages": path}
                 yield select, {outer: "messages"}, True
+
+
+def _inner_pairs(rows: Sequence[Mapping[str, Any]]) -> Iterator[Reading]:
+    """Yield readings of a question and an answer in an object, as in file 1387."""
+    for outer in rows[0]:
+        objects = [row[outer] for row in rows]
+        if not all(isinstance(each, dict) for each in objects):
+            continue
+        texts = _texts_of(objects[0], objects)
+        known = {"question": _QUESTION, "answer": _ANSWER, "context": _CONTEXT, "system": _SYSTEM}
+        inner = {ours: name for ours, names in known.items() if (name := _best(texts, names))}
+        if {"question", "answer"} <= inner.keys() and len({*inner.values()}) == len(inner):
+            select = {ours: f"{_sql(outer)}.{_sql(name)}" for ours, name in inner.items()}
+            yield _reading("question_answer", {outer: INSIDE}, is_sure=True, select=select)
 
 
 def _parts_of_gemini(rows: Sequence[Mapping[str, Any]]) -> Iterator[Reading]:

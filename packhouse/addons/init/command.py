@@ -542,6 +542,8 @@ def field_lines(proposal: Proposal) -> list[str]:
             use = "read from rows that have it"
         elif not any(read & row.keys() for row in rows if name in row):
             use = "not read, in rows without the fields that are read"
+        elif held.has_media:
+            use = "ignored (images, audio or video)"
         elif held.num_texts < max(MIN_ROWS, MIN_SHARE * found.num_rows):
             use = "ignored (text in few rows)"
         elif all(_is_repeated(row, name) for row in rows):

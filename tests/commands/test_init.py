@@ -179,6 +179,8 @@ RIGHT: dict[str, tuple[Any, ...]] = {
     "turns with other names of speakers": ("a.jsonl", lines(DIALOGS)),
     "objects over several lines": ("a.jsonl", b"".join(OVER_LINES)),
     "a list in an object in an object": ("a.json", dumped(DEEP)),
+    "a question and an answer in an object": ("a.jsonl", lines([{"item": row} for row in
+        pairs("question", "answer", TALKS)])),
     "a list for each split": ("a.json", dumped(SPLITS)),
     "a column that pandas wrote without a name": ("a.csv", table(CUT_BY_PANDAS, ",")),
     "Google's messages": ("a.jsonl", lines(GOOGLE)),
@@ -433,6 +435,9 @@ ASKED: dict[str, tuple[Callable[[int, Talk], dict[str, Any]], int, list[Talk]]] 
         "label": n % 2 == 0}, 1, TALKS[::2]),
     "answers that another field calls wrong": (lambda n, t: {"question": t[0], "answer": (t[1],
         bad(t))[n % 2], "verdict": ("Correct", "incorrect")[n % 2]}, 1, TALKS[::2]),
+    "pairs of objects": (lambda n, t: {"prompt": t[0], "chosen": {"say": t[1]}, "rejected":
+        {"say": bad(t)}}, 1, [Talk(t[0], json.dumps({"say": t[1]}, separators=(",", ":"))) for
+        t in TALKS]),
     "pairs that begin with names of speakers": (lambda n, t: {"prompt": f"用户: {t[0]}",
         "chosen": f"助手: {t[1]}", "rejected": f"助手: {bad(t)}"}, 1, TALKS),
     "text next to messages": (lambda n, t: {"messages": chats_of(t),

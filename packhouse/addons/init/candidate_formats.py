@@ -269,8 +269,11 @@ def _natural(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Ite
                 beside["context"] = contexts[0]
             more = {part: each for part, each in beside.items() if each and part in known.optional}
         reads = {theirs: ours for ours, theirs in (names | more).items()}
-        # An object as the input of an instruction made each row of file 801 bad.
+        # An object as the input of an instruction made each row of file 801 bad, and objects as
+        # preferred answers those of file 1354.
         parts = names.values() if isinstance(known, TextFields) and "history" not in names else ()
+        if name == "preference" and all(isinstance(row[names["chosen"]], dict) for row in rows):
+            parts = names.values()
         if any(isinstance(row.get(each), dict | list) for row in rows for each in parts):
             select = {ours: _as_text(each, rows) for each, ours in reads.items()}
             yield _reading(name, reads, select=select)

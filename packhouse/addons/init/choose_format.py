@@ -401,7 +401,8 @@ def _given(survey: Survey, given: Mapping[str, Any]) -> Reading:
     reads: dict[str, str] = {}
     names = list(survey.fields)
     for ours, expression in (config.select or {}).items():
-        reads |= {name: ours for name in names if f'"{name}"' in expression or name == expression}
+        bare = re.findall(r"\w+", re.sub("'[^']*'|\"[^\"]*\"", " ", expression))
+        reads |= {name: ours for name in names if f'"{name}"' in expression or name in bare}
     if not config.select and config.format in row_formats():
         found = row_formats()[config.format].names_read(names, config)
         reads = {theirs: ours for ours, theirs in found.items()}

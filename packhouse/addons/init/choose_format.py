@@ -339,7 +339,7 @@ def _check_marks(survey: Survey, chosen: Sequence[Candidate], settings: Mapping[
             [next(_said(talk, {role}), "") for talk in talks] for role in ("user", "assistant")
         )
         if (name := name_of_answers(*first)) and len(talks) > 1:
-            found = f"answers of {examples} begin with {name!r}, like the name of a speaker"
+            found = f"most answers of {examples} begin with {name!r}, like the name of a speaker"
     if found:
         raise refusal(
             survey.file,

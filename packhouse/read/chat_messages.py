@@ -110,7 +110,8 @@ def read_messages(messages: object, tools: object, system: str | None) -> Conver
     if not isinstance(messages, list):
         raise BadRowError("type", f"the messages are {kind_of(messages)}, not a list")
     turns: list[Turn] = []
-    has_calls = False
+    unread: frozenset[str] = frozenset()
+    is_joint = False
     for number, message in enumerate(messages):
         if type(message) is dict and len(message) == 2:  # most messages: only a role and text
             role, value = message.get("role"), message.get("content")
@@ -126,18 +127,16 @@ def read_messages(messages: object, tools: object, system: str | None) -> Conver
                     (_ROLES.get(role, role), value, None, None, None, None, None, None, None)
                 )
                 continue
-        turns.append(_read_message(message, number))
-        has_calls = has_calls or turns[-1][4] is not None
-    if has_calls:
+        turn = _read_message(message, number)
+        is_joint = is_joint or (turn[4] is not None and bool(turns) and turns[-1][4] is not None)
+        turns.append(turn)
+        known = _READ_BY_SPEAKER["role" if "role" in message else "from"]
+        if not known >= message.keys():
+            unread |= {n for n in message if n not in known and message[n] not in _EMPTY}
+    if is_joint:
         turns = _join_calls(turns)
     if system and not (turns and turns[0][:2] == ("system", system)):
         turns.insert(0, text_turn("system", system))
-    unread: frozenset[str] = frozenset()
-    # All of them are objects by now, since `_read_message` refuses anything else.
-    for message in messages:
-        if len(message) > 2:
-            known = _READ_BY_SPEAKER["role" if "role" in message else "from"]
-            unread |= {n for n in message if n not in known and message[n] not in _EMPTY}
     return Conversation(turns, read_tools(tools), None, unread)
 
 

@@ -83,11 +83,12 @@ _KEPT_BYTES = 2**30  # a worker that still uses more than this after a call is n
 _KEPT = {"PATH", "HOME", "LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "LD_PRELOAD"}
 _KEPT |= {"HF_HOME", "HF_HUB_CACHE", "XDG_CACHE_HOME"}  # location of tokenizers from the Hub
 _KEPT |= {"SOURCE_DATE_EPOCH", "TOKENIZERS_PARALLELISM"}
-_KEPT_PREFIXES = ("LC_", "OMP_", "OPENBLAS_", "RAYON_", "MALLOC_")
+_KEPT_PREFIXES = ("LC_", "OMP_", "RAYON_", "MALLOC_")
 _ADDED = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
     "ARROW_DEFAULT_MEMORY_POOL": "system",
+    "OPENBLAS_NUM_THREADS": "1",  # numpy's threads would spin for 0.05 s of CPU, for nothing here
     # Otherwise Arrow's own allocator would take 1 GB of the limit.
     "MIMALLOC_ARENA_EAGER_COMMIT": "0",
 }
@@ -340,7 +341,8 @@ class _Worker:
             shared = theirs.fileno(), mark.fileno()
             # `USE_TORCH=0` does not help: transformers imports torch all the same.
             code = (  # hide torch: transformers would import it, which takes 2 s or more
-                f"import sys; sys.path[:] = {sys.path!r}; sys.modules['torch'] = None; "
+                "import gc, sys; gc.set_threshold(20_000); "
+                f"sys.path[:] = {sys.path!r}; sys.modules['torch'] = None; "
                 f"from {__name__} import hide_pandas, serve; hide_pandas(); "
                 f"import {imports}; serve(*{shared})"
             )

@@ -175,7 +175,7 @@ def own_process() -> None:
     # SIGTERM is handled like Ctrl-C, so that child processes are stopped too.
     handle_signals()
     # A run imports and builds objects that stay: looking for cycles among them takes 0.1 s.
-    gc.set_threshold(20_000)
+    gc.set_threshold(100_000)
     # Before numpy is imported, whose threads would spin for 0.05 s. A user's setting wins.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # Skip the last garbage collection: it takes 0.2 s (0.4 s with Prefect) for memory that the

@@ -433,6 +433,11 @@ ASKED: dict[str, tuple[Callable[[int, Talk], dict[str, Any]], int, list[Talk]]] 
         t.answer) for t in TALKS]),
     "good and bad answers of KTO": (lambda n, t: {"prompt": t[0], "completion": t[1],
         "label": n % 2 == 0}, 1, TALKS[::2]),
+    "answers that a field does not accept": (lambda n, t: {"prompt": t[0], "completion": t[1] if
+        n % 3 else bad(t), "accepted": n % 3 > 0}, 1, [t for n, t in enumerate(TALKS) if n % 3]),
+    "two objects about a question": (lambda n, t: {"query": t[0], "names": [{"say": t[1]}],
+        "links": [{"of": n}]}, 1, [Talk(t[0], json.dumps({"names": [{"say": t[1]}], "links":
+        [{"of": n}]}, separators=(",", ":"))) for n, t in enumerate(TALKS)]),
     "answers that another field calls wrong": (lambda n, t: {"question": t[0], "answer": (t[1],
         bad(t))[n % 2], "verdict": ("Correct", "incorrect")[n % 2]}, 1, TALKS[::2]),
     "pairs of objects": (lambda n, t: {"prompt": t[0], "chosen": {"say": t[1]}, "rejected":
@@ -906,6 +911,29 @@ def test_the_order_of_fields_makes_no_other_shape(project):
     assert (code, "different sets of fields" in said) == (0, False), said
 
 
+def test_images_are_counted_in_rows_of_any_shape(project):
+    rows = [
+        {"ask": t[0], "answer": t[1], "image": f"{n}.jpg", "seen": ["x"] * (n % 2)}
+        for n, t in enumerate(TALKS)
+    ]
+    Path("a.jsonl").write_bytes(lines(rows))
+
+    code, said = project.init("a.jsonl")
+
+    assert (code, "12 of 12 rows contain images" in said) == (3, True), said
+
+
+def test_records_that_no_proposed_pack_can_hold_are_counted(project):
+    rows = [
+        {"question": t[0], "answer": t[1] + 40_000 * " so" * (n == 7)} for n, t in enumerate(TALKS)
+    ]
+    Path("a.jsonl").write_bytes(lines(rows))
+
+    code, said = project.init("a.jsonl")
+
+    assert (code, "note: 1 record is longer than `pack.seq_len`" in said) == (0, True), said
+
+
 def test_messages_that_are_empty_in_all_rows_are_named(project):
     Path("a.jsonl").write_bytes(lines([{"id": n, "messages": []} for n in range(3)]))
 
@@ -1119,10 +1147,11 @@ def test_fields_that_no_name_tells_may_be_named(number, project):
     code, said = project.init("a.jsonl")
     assert code == 7, said
     advice = [part.strip("'.") for part in said.split("If none is right")[1].split() if "=" in part]
-    assert advice[::2] == ["format=question_answer", "format=text"]
+    advice = [each for each in advice if each.startswith("format=")]
+    assert advice == ["format=question_answer", "format=text"]
     fields = ('fields={"question": "y", "answer": "x"}', 'fields={"text": "x"}')[number]
 
-    code, said = project.init("a.jsonl", "--set", advice[2 * number], "--set", fields)
+    code, said = project.init("a.jsonl", "--set", advice[number], "--set", fields)
 
     assert code == 0, said
     found = project.prepare()

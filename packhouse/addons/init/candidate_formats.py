@@ -1022,14 +1022,14 @@ def _with_verdicts(
     # 13 `incorrect` ones of file 1347.
     is_label = bad[name] == [False]
     shown = ", ".join(f"'{value}'" for value in bad[name])
-    where = name if is_label else f"coalesce({_sql(name)}, '') NOT IN ({shown})"
-    settings = {**reading.settings, "where": where}
-    found = [Reading(settings=settings, reads=reads, is_sure=False)]
+    where = _sql(name) if is_label else f"coalesce({_sql(name)}, '') NOT IN ({shown})"
+    settings, good = {**reading.settings, "where": where}, {**reads, name: "good answers alone"}
+    found = [Reading(settings=settings, reads=good, is_sure=False)]
     answer = reading.trained
     if not is_label:
         found.append(replace(reading, is_sure=False))
     elif reading.prompt and len(answer) == 1:
-        kto = {"prompt": reading.prompt, "completion": next(iter(answer))}
+        kto = {"prompt": reading.prompt, "completion": next(iter(answer)), "label": name}
         found.append(_reading("kto", reads, fields=kto))
         # If the answer alone tells the label, as of `yes` and `no`, it may be what the answer says.
         # In file 510, such a label was only offered as the quality of the answer.
@@ -1049,8 +1049,9 @@ def _bad_values(name: str, held: Field) -> list[Any]:
         >>> _bad_values("verdict", held)
         ['incorrect']
     """
-    if name == "label" and held.kind == "true or false":
-        return [False] if False in held.values else []
+    if held.kind == "true or false":
+        is_verdict = name == "label" or bool(_GOOD_ANSWER & {*_words(name)})
+        return [False] if is_verdict and False in held.values else []
     words = {value: value.lower() for value in held.values if isinstance(value, str)}
     bad = [value for value, word in words.items() if word in _BAD_ANSWER]
     return bad if held.has_few_values and _GOOD_ANSWER & {*words.values()} else []
@@ -1361,8 +1362,8 @@ def _as_json(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
             if name not in asking and name not in contexts and _rank(name, _SYSTEM) is None
         ] + classes
         # The short texts belong to the answer. With the entities of file 615 in the question, no
-        # way was right.
-        if len(asking) == 1 and len(objects) == 1 and short:
+        # way was right, nor with one of two objects as the answer (files 1457 and 1459).
+        if len(asking) == 1 and objects and len(short) + len(objects) > 1:
             pairs.append((asking, [name for name in rows[0] if name in (*short, *objects)]))
         labels = [n for n in rows[0] if _is_class(n, "target") and type(rows[0][n]) in (str, int)]
         labels.sort(key=lambda name: type(rows[0][name]) is int)  # names before numbers

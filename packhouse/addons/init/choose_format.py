@@ -55,8 +55,9 @@ _FOUND = ("encoding", "file_format", "rows_at", "table")
 _MAX_CANDIDATES = 6
 NAME_THE_FIELDS = (
     "two fields contain question and answer, name them with --set format=question_answer --set "
-    'fields=\'{"question": "FIELD", "answer": "FIELD"}\'. To train one field as plain text, use '
-    '--set format=text --set fields=\'{"text": "FIELD"}\'. Otherwise, write rows that have '
+    'fields=\'{"question": "FIELD", "answer": "FIELD"}\', or, inside objects, with --set '
+    'select=\'{"question": "FIELD.NAME", "answer": "FIELD"}\'. To train one field as plain text, '
+    'use --set format=text --set fields=\'{"text": "FIELD"}\'. Otherwise, write rows that have '
     'answers: {"question": "...", "answer": "..."} or {"messages": [{"role": "user", "content": '
     '"..."}, {"role": "assistant", "content": "..."}]}'
 )
@@ -560,9 +561,14 @@ def _unknown(
                 return (
                     f"its rows contain {_kinds_of(row)}: media and no text. Add text to the rows."
                 )
+            number = sum(
+                each.num_rows
+                for each in survey.layouts.values()
+                if any(isinstance(other, dict) and is_media(other.get(name)) for other in each.rows)
+            )
             return (
-                f"{layout.num_rows:,} of {counted(survey.num_rows, 'row')} contain images, "
-                f"audio or video in {name!r}. {_media_advice(layout.num_rows < survey.num_rows)}."
+                f"{number:,} of {counted(survey.num_rows, 'row')} contain images, audio or video "
+                f"in {name!r}. {_media_advice(number < survey.num_rows)}."
             )
     if empty := empty_answers(survey.fields):
         return _no_answers(empty)

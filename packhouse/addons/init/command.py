@@ -198,6 +198,12 @@ def init(
         counts = RenderCounts.total(counts for *_, counts in rendered)
         if factor := factor_note(counts, recipe.format):
             print_text(f"note: {factor}")
+        if num_long := int((lengths > _MOST_SEQ_LEN).sum()):
+            print_text(
+                f"note: {counted(num_long, 'record is', 'records are')} longer than "
+                "`pack.seq_len`, so `packhouse prepare` would drop such records. If the model can "
+                "read them, raise it."
+            )
         for refusal in refusals:
             print_note(f"`packhouse prepare` would reject these rows: {refusal}")
         repeats = [line for each in proposals for line in field_lines(each)]

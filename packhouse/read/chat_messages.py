@@ -34,7 +34,7 @@ def text_turn(role: str, content: str, context: str | None = None) -> Turn:
 # Role in the file -> role. Other names are kept, and the rules will refuse the conversation.
 # `developer` is OpenAI's; `human`, `gpt`, `function_call` and `observation` are ShareGPT's,
 # `prompter` is OpenAssistant's.
-_ROLES = {
+SPEAKERS = {
     "system": "system",
     "developer": "system",
     "user": "user",
@@ -49,8 +49,7 @@ _ROLES = {
     "function": "tool",
     "tool_response": "tool",
 }
-SPEAKERS = frozenset(_ROLES)
-"""Names of speakers whose role is known."""
+"""Known names of speakers, and their roles."""
 
 WEIGHTS = ("weight", "loss_weight", "loss_scale", "train", "training", "loss")
 """Fields with a weight: `loss_scale` is from ms-swift, `train` and `training` from Axolotl and
@@ -124,7 +123,7 @@ def read_messages(messages: object, tools: object, system: str | None) -> Conver
                 and "</img>" not in value
             ):
                 turns.append(
-                    (_ROLES.get(role, role), value, None, None, None, None, None, None, None)
+                    (SPEAKERS.get(role, role), value, None, None, None, None, None, None, None)
                 )
                 continue
         turn = _read_message(message, number)
@@ -238,7 +237,7 @@ def _read_message(message: object, number: int) -> Turn:
         raise BadRowError("fields", f"message {number} has neither 'role' nor 'from'")
     if type(raw_role) is not str:
         raise BadRowError("type", f"message {number}: role is {kind_of(raw_role)}, not text")
-    role = _ROLES.get(raw_role, raw_role)
+    role = SPEAKERS.get(raw_role, raw_role)
     calls: list[object] = []
     tool_calls, function_call = map(message.get, ("tool_calls", "function_call"))
     if tool_calls not in (None, []):

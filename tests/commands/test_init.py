@@ -179,6 +179,9 @@ RIGHT: dict[str, tuple[Any, ...]] = {
     "turns with other names of speakers": ("a.jsonl", lines(DIALOGS)),
     "objects over several lines": ("a.jsonl", b"".join(OVER_LINES)),
     "a list in an object in an object": ("a.json", dumped(DEEP)),
+    "a role in place of the assistant in a fifth of the rows": ("a.jsonl", lines([{"messages": [
+        *chats_of(t)[:1], {"role": "assistant" if n % 5 else "content", "content": t[1]}]} for n,
+        t in enumerate(TALKS)])),
     "a question and an answer in an object": ("a.jsonl", lines([{"item": row} for row in
         pairs("question", "answer", TALKS)])),
     "a list for each split": ("a.json", dumped(SPLITS)),
@@ -932,6 +935,17 @@ def test_records_that_no_proposed_pack_can_hold_are_counted(project):
     code, said = project.init("a.jsonl")
 
     assert (code, "note: 1 record is longer than `pack.seq_len`" in said) == (0, True), said
+
+
+def test_a_list_in_the_answer_to_the_only_prompt_holds_no_rows(project):
+    flow = {"name": "sums", "steps": [{"name": "Read both numbers"}, {"name": "Add them up"}]}
+    Path("a.jsonl").write_bytes(lines([{"prompt": "How do you add numbers?", "flow": flow}]))
+
+    code, said = project.init("a.jsonl")
+
+    assert (code, "1 row\n" in said, "prompt (question), flow (answer, as JSON)" in said) == (
+        *(7, True, True),
+    ), said
 
 
 def test_messages_that_are_empty_in_all_rows_are_named(project):

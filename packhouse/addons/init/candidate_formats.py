@@ -427,8 +427,13 @@ def _roles_of(speakers: list[list[str]]) -> list[dict[str, str]]:
         both = sorted(rest, key=lambda name: name != first)
         parts = ("user", "assistant")
         return [dict(zip(names, parts, strict=True)) for names in (both, both[::-1])]
-    if len(rest) == 1 and "assistant" in roles.values():
-        return [roles | {rest[0]: "user"}]
+    if len(rest) == 1:
+        # The role that its conversations lack: of file 1495, `content` in place of `assistant`.
+        talks = [names for names in speakers if rest[0] in names]
+        said = {SPEAKERS.get(name, roles.get(name)) for names in talks for name in names}
+        missing = [role for role in ("user", "assistant") if role not in said]
+        if len(missing) == 1 or "assistant" in roles.values():
+            return [roles | {rest[0]: (*missing, "user")[0]}]
     return [] if rest else [roles]
 
 
@@ -722,7 +727,7 @@ def _with_speakers(
         all(re.search(end, each) for each in part)
         for end, part in ((separator, texts), (_STOP, answers))
     ):
-        what = "separators"
+        what = "separators at its end or the answer's"
         for ours in select:
             quoted = (separator if ours == "prompt" else _STOP).replace("'", "''")
             select[ours] = f"regexp_replace({select[ours]}, '{quoted}', '')"

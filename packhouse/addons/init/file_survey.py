@@ -318,7 +318,8 @@ def _find_rows(file: SourceFile, given: Mapping[str, Any]) -> Survey:
     if not is_whole and len(rows) > 1:
         rows = rows[:-1]  # the last one is truncated
     if len(rows) <= 1 and file_format in ("jsonl", "objects") and not _holds_messages(rows):
-        if path := _path_of_rows(head):
+        path = _path_of_rows(head)
+        if path and not _is_asked(rows, path):
             _check_other_lists(file, path)
             settings["rows_at"] = ".".join(path)
             file_format = "json"
@@ -335,6 +336,17 @@ def _find_rows(file: SourceFile, given: Mapping[str, Any]) -> Survey:
 
 def _holds_messages(rows: Sequence[Any]) -> bool:
     return bool(rows) and row_format_of(rows[0], {}) is not None
+
+
+def _is_asked(rows: Sequence[Any], path: Sequence[str]) -> bool:
+    """Return True if the only row has a prompt, and the list in it is part of the answer (1520)."""
+    value = rows[0] if rows else None
+    names = ("prompt", "question", "instruction", "query", "input")
+    if not isinstance(value, dict) or not any(isinstance(value.get(name), str) for name in names):
+        return False
+    for name in path:
+        value = value[name]
+    return row_format_of(value[0], {}) is None
 
 
 def _compression_of(file: SourceFile) -> Compression:

@@ -362,6 +362,11 @@ IMAGE_PATHS = re.compile(r"^(?:(?:Picture \d+: ?)?<img>[^<>\n]+</img>\s*)+", re.
 _MEDIA_PART = re.compile("(input_|output_)?(image|audio|video|file)(_url|_file|_path)?")
 
 
+_ARGUMENTS = ("arguments", "parameters", "args", "input")
+"""Names of the arguments of a call: OpenAI's, Llama's, LangChain's and Anthropic's."""
+_CALL_KEYS = {"name", "id", "type", "index", "description"}
+
+
 def _read_calls(value: object, number: int) -> list[object]:
     """Return calls in OpenAI's form, given one call, a list or JSON text in any known form."""
     if isinstance(value, str):
@@ -373,8 +378,14 @@ def _read_calls(value: object, number: int) -> list[object]:
         name = function.get("name") if isinstance(function, dict) else None
         if not isinstance(name, str):
             raise BadRowError("tool_calls", f"message {number}: a tool call has no function name")
-        arguments = function.get("arguments", function.get("parameters", {}))
         what = f"message {number}: the arguments of a tool call"
+        given = [function[key] for key in _ARGUMENTS if key in function]
+        # `{}` in place of arguments under another name would be trained, as in file 1534.
+        if not given and (rest := [n for n in function if n not in _CALL_KEYS and function[n]]):
+            raise BadRowError(
+                "tool_calls", f"{what} are missing; it has {', '.join(map(repr, rest))}"
+            )
+        arguments = next((each for each in given if each is not None), None) if given else {}
         if isinstance(arguments, str):
             arguments = _read_arguments(arguments, what)
         elif not isinstance(arguments, dict):

@@ -937,15 +937,16 @@ def test_records_that_no_proposed_pack_can_hold_are_counted(project):
     assert (code, "note: 1 record is longer than `pack.seq_len`" in said) == (0, True), said
 
 
-def test_a_list_in_the_answer_to_the_only_prompt_holds_no_rows(project):
-    flow = {"name": "sums", "steps": [{"name": "Read both numbers"}, {"name": "Add them up"}]}
-    Path("a.jsonl").write_bytes(lines([{"prompt": "How do you add numbers?", "flow": flow}]))
+@pytest.mark.parametrize("asks", ["prompt", "input"])
+def test_a_list_in_the_only_prompt_or_its_answer_holds_no_rows(asks, project):
+    steps = {"name": "sums", "steps": [{"name": "Read both numbers"}, {"name": "Add them up"}]}
+    row = {"prompt": "How do you add?", "output": steps}
+    row = row if asks == "prompt" else {"input": steps, "output": "So you add both numbers."}
+    Path("a.jsonl").write_bytes(lines([row]))
 
     code, said = project.init("a.jsonl")
 
-    assert (code, "1 row\n" in said, "prompt (question), flow (answer, as JSON)" in said) == (
-        *(7, True, True),
-    ), said
+    assert (code, "1 row\n" in said, "rows_at" in said) == (7, True, False), said
 
 
 def test_messages_that_are_empty_in_all_rows_are_named(project):

@@ -35,6 +35,40 @@ def test_definitions_are_wrapped_as_chat_templates_want_them(read_bytes, given, 
     assert json.loads(source.validated["tools"][0].as_py()) == [read]
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        {"name": "add", "args": {"a": 1}},
+        {"name": "add", "args": '{"a": 1}'},
+        {"name": "add", "parameters": {"a": 1}, "args": None},
+        {"function": {"name": "add", "args": {"a": 1}}},
+        {"type": "tool_use", "id": "c1", "name": "add", "input": {"a": 1}},
+    ],
+    ids=str,
+)
+def test_arguments_of_calls_have_several_names(read_bytes, call):
+    row = {
+        "messages": [{"role": "user", "content": "1"}, {"role": "assistant", "tool_calls": [call]}]
+    }
+
+    source = read_bytes(json.dumps(row).encode(), format="chat")
+
+    (read,) = json.loads(source.validated["messages"][0].as_py()[1]["tool_calls"])
+    assert read["function"] == {"name": "add", "arguments": {"a": 1}}
+
+
+def test_arguments_under_an_unknown_name_are_not_lost(read_bytes):
+    call = {"name": "add", "id": "c1", "kwargs": {"a": 1}}
+    row = {
+        "messages": [{"role": "user", "content": "1"}, {"role": "assistant", "tool_calls": [call]}]
+    }
+
+    source = read_bytes(json.dumps(row).encode(), format="chat")
+
+    (bad,) = source.quarantined.to_pylist()
+    assert (bad["reason"], "it has 'kwargs'" in bad["detail"]) == ("tool_calls", True)
+
+
 def test_parameters_of_other_rows_do_not_leak_into_a_tool_call(read_bytes):
     # ms-swift#10125, #6467: Arrow gives each struct all keys of the column, null if a row has none,
     # and templates print `null` arguments that the model was never called with.

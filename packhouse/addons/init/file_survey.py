@@ -339,10 +339,18 @@ def _holds_messages(rows: Sequence[Any]) -> bool:
 
 
 def _is_asked(rows: Sequence[Any], path: Sequence[str]) -> bool:
-    """Return True if the only row has a prompt, and the list in it is part of the answer (1520)."""
+    """Return True if the only row has a prompt, and the list is part of it or of the answer.
+
+    Of files 1520 and 1581, such lists were read as the rows.
+    """
     value = rows[0] if rows else None
-    names = ("prompt", "question", "instruction", "query", "input")
-    if not isinstance(value, dict) or not any(isinstance(value.get(name), str) for name in names):
+    if not isinstance(value, dict):
+        return False
+    asked = [
+        value[n] for n in ("prompt", "question", "instruction", "query", "input") if n in value
+    ]
+    answers = value.keys() & {"answer", "output", "response", "completion"}
+    if not any(isinstance(each, str) for each in asked) and not (asked and answers):
         return False
     for name in path:
         value = value[name]

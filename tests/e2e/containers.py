@@ -31,6 +31,8 @@ _START = r"""
 set -e
 root=$1; shift
 mount -t tmpfs -o mode=755 tmpfs "$root"
+mkdir "$root/tmp"
+mount -t tmpfs -o mode=1777 tmpfs "$root/tmp"  # before the rest, which may be in /tmp
 at() { # SOURCE PLACE ro|rw: what the container sees at PLACE
   if [ -d "$1" ]; then mkdir -p "$root$2"
   else mkdir -p "$(dirname "$root$2")"; [ -e "$root$2" ] || : >"$root$2"; fi
@@ -39,8 +41,6 @@ at() { # SOURCE PLACE ro|rw: what the container sees at PLACE
 }
 while [ "$1" != -- ]; do at "$1" "$2" "$3"; shift 3; done
 shift
-mkdir -p "$root/tmp"
-mount -t tmpfs -o mode=1777 tmpfs "$root/tmp"
 mount -o remount,bind,ro "$root"
 exec chroot "$root" setpriv --reuid="$USER_ID" --regid="$USER_ID" --clear-groups \
   --no-new-privs --bounding-set=-all --inh-caps=-all env -u USER_ID --chdir=/opt/packhouse "$@"

@@ -364,7 +364,8 @@ _MEDIA_PART = re.compile("(input_|output_)?(image|audio|video|file)(_url|_file|_
 
 _ARGUMENTS = ("arguments", "parameters", "args", "input")
 """Names of the arguments of a call: OpenAI's, Llama's, LangChain's and Anthropic's."""
-_CALL_KEYS = {"name", "id", "type", "index", "description"}
+_CALL_KEYS = {"name", "id", "type", "index", "description", "function", *_ARGUMENTS}
+_CALL_KEYS |= {"call_id", "tool_call_id", "status", "strict"}
 
 
 def _read_calls(value: object, number: int) -> list[object]:
@@ -379,13 +380,19 @@ def _read_calls(value: object, number: int) -> list[object]:
         if not isinstance(name, str):
             raise BadRowError("tool_calls", f"message {number}: a tool call has no function name")
         what = f"message {number}: the arguments of a tool call"
-        given = [function[key] for key in _ARGUMENTS if key in function]
+        parts = (function,) if function is call else (function, call)
+        values = [part[key] for part in parts for key in _ARGUMENTS if key in part]
+        given = [value for value in values if value not in (*_EMPTY, "{}")]
+        if any(value != given[0] for value in given):
+            raise BadRowError("tool_calls", f"{what} have several names, with different values")
         # `{}` in place of arguments under another name would be trained, as in file 1534.
-        if not given and (rest := [n for n in function if n not in _CALL_KEYS and function[n]]):
+        rest = [n for part in parts for n in part if n not in _CALL_KEYS and part[n] not in _EMPTY]
+        if rest and not given:
             raise BadRowError(
                 "tool_calls", f"{what} are missing; it has {', '.join(map(repr, rest))}"
             )
-        arguments = next((each for each in given if each is not None), None) if given else {}
+        values = given or [each for each in values if each is not None] or values
+        arguments = values[0] if values else {}
         if isinstance(arguments, str):
             arguments = _read_arguments(arguments, what)
         elif not isinstance(arguments, dict):

@@ -179,9 +179,6 @@ RIGHT: dict[str, tuple[Any, ...]] = {
     "turns with other names of speakers": ("a.jsonl", lines(DIALOGS)),
     "objects over several lines": ("a.jsonl", b"".join(OVER_LINES)),
     "a list in an object in an object": ("a.json", dumped(DEEP)),
-    "a role in place of the assistant in a fifth of the rows": ("a.jsonl", lines([{"messages": [
-        *chats_of(t)[:1], {"role": "assistant" if n % 5 else "content", "content": t[1]}]} for n,
-        t in enumerate(TALKS)])),
     "a question and an answer in an object": ("a.jsonl", lines([{"item": row} for row in
         pairs("question", "answer", TALKS)])),
     "a list for each split": ("a.json", dumped(SPLITS)),
@@ -436,6 +433,11 @@ ASKED: dict[str, tuple[Callable[[int, Talk], dict[str, Any]], int, list[Talk]]] 
         t.answer) for t in TALKS]),
     "good and bad answers of KTO": (lambda n, t: {"prompt": t[0], "completion": t[1],
         "label": n % 2 == 0}, 1, TALKS[::2]),
+    "a role in place of the assistant in a fifth of the rows": (lambda n, t: {"messages": [
+        *chats_of(t)[:1], {"role": "assistant" if n % 5 else "content", "content": t[1]}]}, 1,
+        TALKS),
+    "answers that are not correct": (lambda n, t: {"prompt": t[0], "completion": t[1] if n % 3 else
+        bad(t), "is_incorrect": n % 3 == 0}, 1, [t for n, t in enumerate(TALKS) if n % 3]),
     "answers that a field does not accept": (lambda n, t: {"prompt": t[0], "completion": t[1] if
         n % 3 else bad(t), "accepted": n % 3 > 0}, 1, [t for n, t in enumerate(TALKS) if n % 3]),
     "two objects about a question": (lambda n, t: {"query": t[0], "names": [{"say": t[1]}],
@@ -902,6 +904,25 @@ def test_names_and_stop_marks_in_messages_are_refused_unless_meant(parts, mark, 
     options = shlex.split(said.partition("meant to be trained, add ")[2])
     assert project.init("asked.jsonl", *options)[0] == 0
     check(project.read(), expected)
+
+
+@pytest.mark.parametrize(
+    ("asks", "says"),
+    [
+        ("Question: {}", "Answer: {}"),
+        ("Me: {}", "Step 1: {}"),
+        ("Q: {}", "https://a.org/{}"),
+        ("{}", "{} <!-- end -->"),
+        ("{}", "BEGIN {} END"),
+    ],
+)
+def test_labels_addresses_and_code_are_no_names_and_stop_marks(asks, says, project):
+    rows = [{"messages": chats_of(Talk(asks.format(t[0]), says.format(t[1])))} for t in TALKS]
+    Path("a.jsonl").write_bytes(lines(rows))
+
+    code, said = project.init("a.jsonl")
+
+    assert code == 0, said
 
 
 def test_the_order_of_fields_makes_no_other_shape(project):

@@ -43,6 +43,8 @@ def test_definitions_are_wrapped_as_chat_templates_want_them(read_bytes, given, 
         {"name": "add", "parameters": {"a": 1}, "args": None},
         {"function": {"name": "add", "args": {"a": 1}}},
         {"type": "tool_use", "id": "c1", "name": "add", "input": {"a": 1}},
+        {"function": {"name": "add"}, "arguments": {"a": 1}},
+        {"name": "add", "arguments": "{}", "args": {"a": 1}, "call_id": "c1"},
     ],
     ids=str,
 )
@@ -57,8 +59,18 @@ def test_arguments_of_calls_have_several_names(read_bytes, call):
     assert read["function"] == {"name": "add", "arguments": {"a": 1}}
 
 
-def test_arguments_under_an_unknown_name_are_not_lost(read_bytes):
-    call = {"name": "add", "id": "c1", "kwargs": {"a": 1}}
+@pytest.mark.parametrize(
+    "call",
+    [
+        {"name": "add", "id": "c1", "kwargs": {"a": 1}},
+        {"name": "add", "arguments": {}, "kwargs": {"a": 1}},
+        {"name": "add", "kwargs": 0},
+        {"name": "add", "arguments": {"a": 1}, "parameters": {"b": 1}},
+        {"function": {"name": "add"}, "kwargs": {"a": 1}},
+    ],
+    ids=str,
+)
+def test_arguments_under_another_name_are_not_lost(read_bytes, call):
     row = {
         "messages": [{"role": "user", "content": "1"}, {"role": "assistant", "tool_calls": [call]}]
     }
@@ -66,7 +78,7 @@ def test_arguments_under_an_unknown_name_are_not_lost(read_bytes):
     source = read_bytes(json.dumps(row).encode(), format="chat")
 
     (bad,) = source.quarantined.to_pylist()
-    assert (bad["reason"], "it has 'kwargs'" in bad["detail"]) == ("tool_calls", True)
+    assert (bad["reason"], "the arguments of a tool call" in bad["detail"]) == ("tool_calls", True)
 
 
 def test_parameters_of_other_rows_do_not_leak_into_a_tool_call(read_bytes):

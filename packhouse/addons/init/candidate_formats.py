@@ -432,8 +432,12 @@ def _roles_of(speakers: list[list[str]]) -> list[dict[str, str]]:
         talks = [names for names in speakers if rest[0] in names]
         said = {SPEAKERS.get(name, roles.get(name)) for names in talks for name in names}
         missing = [role for role in ("user", "assistant") if role not in said]
-        if len(missing) == 1 or "assistant" in roles.values():
-            return [roles | {rest[0]: (*missing, "user")[0]}]
+        if len(missing) == 1 and "assistant" not in roles.values():
+            # Two ways, because it may also be another speaker.
+            both = sorted(("user", "assistant"), key=lambda role: role != missing[0])
+            return [roles | {rest[0]: role} for role in both]
+        if "assistant" in roles.values():
+            return [roles | {rest[0]: "user"}]
     return [] if rest else [roles]
 
 
@@ -731,7 +735,9 @@ def _with_speakers(
         for ours in select:
             quoted = (separator if ours == "prompt" else _STOP).replace("'", "''")
             select[ours] = f"regexp_replace({select[ours]}, '{quoted}', '')"
-    elif name and not any(f"\n{name}:" in text for text in texts + answers):  # one turn each
+    elif name and not any(  # one turn each
+        re.search(rf"\n{name} ?{_COLON}", text) for text in texts + answers
+    ):
         what = _BOTH_NAMES
         for ours in select:
             begin = _ASKS if ours == "prompt" else rf"^\s*{name} ?{_COLON}\s*"
@@ -1025,22 +1031,23 @@ def _with_verdicts(
     reads = {**reading.reads, name: "whether the answer is good"}
     # `where` leaves the bad answers out: otherwise, they would be trained like good ones, as were
     # 13 `incorrect` ones of file 1347.
-    is_label = bad[name] == [False]
     shown = ", ".join(f"'{value}'" for value in bad[name])
-    where = _sql(name) if is_label else f"coalesce({_sql(name)}, '') NOT IN ({shown})"
-    settings, good = {**reading.settings, "where": where}, {**reads, name: "good answers alone"}
+    where = {(False,): _sql(name), (True,): f"NOT {_sql(name)}"}.get(
+        tuple(bad[name]), f"coalesce({_sql(name)}, '') NOT IN ({shown})"
+    )
+    settings, good = {**reading.settings, "where": where}, {**reads, name: "bad answers left out"}
     found = [Reading(settings=settings, reads=good, is_sure=False)]
     answer = reading.trained
-    if not is_label:
+    if name != "label":
         found.append(replace(reading, is_sure=False))
-    elif reading.prompt and len(answer) == 1:
+    if bad[name] == [False] and reading.prompt and len(answer) == 1:
         kto = {"prompt": reading.prompt, "completion": next(iter(answer)), "label": name}
         found.append(_reading("kto", reads, fields=kto))
         # If the answer alone tells the label, as of `yes` and `no`, it may be what the answer says.
         # In file 510, such a label was only offered as the quality of the answer.
         told = {(str(row.get(kto["completion"])), row.get("label")) for row in rows}
         num_answers = len({said for said, _ in told})
-        if len(told) == num_answers and 2 * num_answers <= len(rows):
+        if name == "label" and len(told) == num_answers and 2 * num_answers <= len(rows):
             found.insert(0, replace(reading, is_sure=False))
     return found
 
@@ -1055,9 +1062,11 @@ def _bad_values(name: str, held: Field) -> list[Any]:
         ['incorrect']
     """
     if held.kind == "true or false":
-        is_verdict = name == "label" or bool(_GOOD_ANSWER & {*_words(name)})
-        return [False] if is_verdict and False in held.values else []
-    words = {value: value.lower() for value in held.values if isinstance(value, str)}
+        (word, *more) = [each for each in _words(name) if each != "is"] or [""]
+        value = word in _BAD_ANSWER  # `is_incorrect`, but not `not_correct` or `is_right_to_left`
+        is_verdict = not more and (value or word in _GOOD_ANSWER | {"label"})
+        return [value] if is_verdict and value in held.values else []
+    words = {value: value.lower().strip(" .!") for value in held.values if isinstance(value, str)}
     bad = [value for value, word in words.items() if word in _BAD_ANSWER]
     return bad if held.has_few_values and _GOOD_ANSWER & {*words.values()} else []
 
@@ -1560,7 +1569,7 @@ _WHO_ASKS = "human|user|customer|client|patient|student|you|me|question|q|用户
 _COLON = "[:\uff1a]"  # also the wide one of Chinese (file 593)
 _ASKS = rf"(?i)^\s*(?:{_WHO_ASKS}) ?{_COLON}\s*"
 """Start of a prompt with the name of the speaker who asks."""
-_SAYS = re.compile(rf"\s*(\w[\w -]{{0,29}}?) ?{_COLON}")
+_SAYS = re.compile(rf"\s*(\w[\w -]{{0,29}}?)(?<!\d) ?{_COLON}(?!//)")
 """Start of an answer with a name."""
 
 

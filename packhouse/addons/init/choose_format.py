@@ -311,9 +311,12 @@ _MARKS = (
         MIN_SHARE,
         r"\A(?:(?!<think>).)*?(</think>)",
     ),
-    ("a mark of the end of answers", {"assistant"}, 1 - _RARE, r"((?:#{2,}|={3,}|->|\bEND))\s*\Z"),
+    ("a mark of the end of answers", {"assistant"}, 1 - _RARE, r"(#{3,})\s*\Z"),
 )
 """Description, roles of the messages in which it is searched, share of rows, and pattern."""
+_NO_NAMES = frozenset(
+    "answer output response reply summary explanation solution result note".split()
+)
 
 
 def _check_marks(survey: Survey, chosen: Sequence[Candidate], settings: Mapping[str, Any]) -> None:
@@ -339,7 +342,8 @@ def _check_marks(survey: Survey, chosen: Sequence[Candidate], settings: Mapping[
         first = (
             [next(_said(talk, {role}), "") for talk in talks] for role in ("user", "assistant")
         )
-        if (name := name_of_answers(*first)) and len(talks) > 1:
+        name = name_of_answers(*first)
+        if name and len(talks) > 2 and name.lower() not in _NO_NAMES:
             found = f"most answers of {examples} begin with {name!r}, like the name of a speaker"
     if found:
         raise refusal(
@@ -402,7 +406,8 @@ def _given(survey: Survey, given: Mapping[str, Any]) -> Reading:
     reads: dict[str, str] = {}
     names = list(survey.fields)
     for ours, expression in (config.select or {}).items():
-        bare = re.findall(r"\w+", re.sub("'[^']*'|\"[^\"]*\"", " ", expression))
+        code = re.sub(r"'[^']*'|\"[^\"]*\"|\b(?i:as)\s+\w+", " ", expression)
+        bare = re.findall(r"(?<![\w.])\w+", code)
         reads |= {name: ours for name in names if f'"{name}"' in expression or name in bare}
     if not config.select and config.format in row_formats():
         found = row_formats()[config.format].names_read(names, config)

@@ -9,7 +9,7 @@ import json
 import re
 import shlex
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -20,21 +20,18 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packhouse.addons.init.candidate_formats import (
-    SPEAKER_MARKS,
+from packhouse.addons.init.candidate_formats import readings_of, with_context
+from packhouse.addons.init.file_survey import Layout, Survey, as_line, refusal
+from packhouse.addons.init.lists_and_objects import questions_in
+from packhouse.addons.init.reading import (
     Reading,
     empty_answers,
     explanation,
     is_likely_answer,
     is_metadata,
     is_reasoning,
-    marks_in,
-    name_of_answers,
-    questions_in,
-    readings_of,
-    with_context,
 )
-from packhouse.addons.init.file_survey import Layout, Survey, as_line, refusal
+from packhouse.addons.init.turns_in_texts import SPEAKER_MARKS, marks_in, marks_left
 from packhouse.errors import PackhouseError
 from packhouse.read import read_shard, scan_source
 from packhouse.read.row_formats import MESSAGE_FIELDS, row_formats
@@ -286,75 +283,15 @@ def propose(
             "Write each shape to a separate file.",
         )
     settings = {**joined.settings, **given}
-    _check_marks(survey, chosen, settings)
-    return replace(proposal, reading=replace(joined, settings=settings))
-
-
-_ALL = frozenset(("system", "user", "assistant"))
-_MARKS = (
-    (
-        "a mark in place of a text",
-        _ALL,
-        MIN_SHARE,
-        r"\{\{\s*[A-Z][A-Z_ ]{2,}\s*\}\}|<<[A-Z][A-Z_ ]{2,}>>",
-    ),
-    (
-        "a mark of a chat template",
-        _ALL,
-        MIN_SHARE,
-        r"<\|\w+\|?>|<\w+\|>|<extra_id_\d+>|</?s>|\[/?INST\]|<(?:start|end)_of_turn>",
-    ),
-    # A prompt may name the tag (file 1242).
-    (
-        "the end of reasoning without a beginning",
-        {"assistant"},
-        MIN_SHARE,
-        r"\A(?:(?!<think>).)*?(</think>)",
-    ),
-    ("a mark of the end of answers", {"assistant"}, 1 - _RARE, r"(#{3,})\s*\Z"),
-)
-"""Description, roles of the messages in which it is searched, share of rows, and pattern."""
-_NO_NAMES = frozenset(
-    "answer output response reply summary explanation solution result note".split()
-)
-
-
-def _check_marks(survey: Survey, chosen: Sequence[Candidate], settings: Mapping[str, Any]) -> None:
-    """Refuse conversations with marks that a program should have replaced, or names of speakers.
-
-    Of file 995, 7% of the prompts are `<<NO PROMPT>>`, `{{NAME}}` is in most answers of file 1092,
-    `<extra_id_1>` in 16% of the prompts of file 999, `<channel|>` in all answers of file 1277, and
-    `</think>` alone in most of file 1139. No other of 500 public files has such marks. `######`
-    ends all answers of file 1311, and `Freya:` begins those of file 1313.
-    """
     samples = [each.trial.sample for each in chosen if each.trial.sample is not None]
     talks = [talk for sample in samples for talk in sample["messages"].to_pylist()]
-    examples = counted(len(talks), "example")
-    found = ""
-    for what, roles, share, pattern in _MARKS:
-        texts = ["\n".join(_said(talk, roles)) for talk in talks]
-        marks = [mark for text in texts if (mark := re.search(pattern, text, re.DOTALL))]
-        if len(marks) >= max(3, share * len(talks)):
-            shown = marks[0][marks[0].re.groups]
-            found = f"{len(marks):,} of {examples} contain {shown}, which looks like {what}"
-            break
-    else:
-        first = (
-            [next(_said(talk, {role}), "") for talk in talks] for role in ("user", "assistant")
-        )
-        name = name_of_answers(*first)
-        if name and len(talks) > 2 and name.lower() not in _NO_NAMES:
-            found = f"most answers of {examples} begin with {name!r}, like the name of a speaker"
-    if found:
+    if (found := marks_left(talks)) is not None:
         raise refusal(
             survey.file,
             f"{found}. Replace or remove such marks, or leave out these rows. If they are meant "
             f"to be trained, add {shlex.join(as_options(settings))}",
         )
-
-
-def _said(talk: Sequence[Mapping[str, Any]], roles: Collection[str]) -> Iterator[str]:
-    return (said["content"] or "" for said in talk if said["role"] in roles)
+    return replace(proposal, reading=replace(joined, settings=settings))
 
 
 def as_options(settings: Mapping[str, Any]) -> list[str]:

@@ -345,6 +345,8 @@ ASKED: dict[str, tuple[Callable[[int, Talk], dict[str, Any]], int, list[Talk]]] 
     "a conversation written by Vicuna's template": (lambda n, t: {"text":
         f"A chat. USER: {t[0]} ASSISTANT: {t[1]}</s>USER: Thanks. ASSISTANT: Bye.</s>"}, 1,
         [Talk(f"A chat.\n{t[0]}", f"{t[1]} Bye.") for t in TALKS]),
+    "prompts that open a bracket of the answer": (lambda n, t: {"prompt": f'{t[0]} -> ["',
+        "completion": f'{t[1]}"]'}, 1, [Talk(f'{t[0]} -> ["', f'{t[1]}"]') for t in TALKS]),
     "prompts that open a tag of the answer": (lambda n, t: {"prompt": f"{t[0]}\n<think>\n",
         "response": f"{t[1]}</think>"}, 1, [Talk(t[0], f"{t[1]}</think>") for t in TALKS]),
     "a conversation written by a template": (lambda n, t: {"text":

@@ -27,6 +27,123 @@ from packhouse.addons.init.reading import (
 from packhouse.read.unread_fields import MIN_SHARE
 from packhouse.system.wording import counted
 
+# How texts name their speakers, and divide turns.
+
+_WHO_ASKS = "human|user|customer|client|patient|student|you|me|question|q|用户|问"
+_COLON = "[:\uff1a]"  # also the wide one of Chinese (file 593)
+_ASKS = rf"(?i)^\s*(?:{_WHO_ASKS}) ?{_COLON}\s*"
+"""Start of a prompt with the name of the speaker who asks."""
+_SAYS = re.compile(rf"\s*(\w[\w -]{{0,29}}?)(?<!\d) ?{_COLON}(?!//)")
+"""Start of an answer with a name."""
+
+
+def _two_labels(first: str) -> re.Pattern[str]:
+    return re.compile(rf"\s*({first}) ?:.*?\n\s*(?!\1 ?:)(\w[\w -]{{0,29}}?) ?:", re.DOTALL)
+
+
+_TALK = _two_labels(f"(?i:{_WHO_ASKS})")
+"""Start of a conversation in one text: a question, and the name of the speaker who answers."""
+_LABELLED = _two_labels(r"\w[\w -]{0,29}?")
+"""Start of a text with two labels, which may name speakers in any language."""
+_VICUNA = re.compile(r"(?:.*?\s)?(USER) ?:.*?\s(ASSISTANT) ?:", re.DOTALL)
+"""Start of a conversation in one line, as Vicuna's template writes it."""
+_TALK_LATER = re.compile(rf".+?\n(?={_TALK.pattern})", re.DOTALL)
+"""Text before a conversation, such as the context of its question."""
+_ONE_TURN = re.compile(r"^\s*[^\n:]{1,30}: ?([^\n]+)\n\s*[^\n:]{1,30}:\s*$")
+"""A prompt with one line of one speaker, followed by the name of the next speaker."""
+_SPOKEN = re.compile(
+    rf"{_ASKS}"
+    r".*\n\s*\w[\w '-]{0,29}:\s*\Z|.*(?:\n#|\s##)#* ?\w[\w ]{0,29}:\s*\Z",
+    re.DOTALL | re.IGNORECASE,
+)
+r"""A prompt that names its speakers and ends with the name of the one who answers, such as
+`User: Hi\nBot:` and `### Question: Hi ### Answer:`."""
+_TAGGED = re.compile(rf"(?is)^\s*<(?:{_WHO_ASKS})>\s*(.*?)\s*<\w{{1,30}}>\s*$")
+"""A prompt between tags that name the speakers, such as `<user> Hi <assistant>`."""
+_OPEN = re.compile(r"<(\w+)>\s*\Z|[\[({][\"']?\s*\Z")
+"""A prompt that ends with a tag such as `<think>`, or with an opening bracket."""
+# Files 578 and 596 continue `답변:` and `Next Subgoal:` without a chat template, but became turns.
+_LABEL = re.compile(r"(?:\n\s*(?=\w)|(?=[<\[]))([<\[]?\w[\w '-]{0,29}[:\uff1a>\]])\s*\Z")
+"""End of a prompt that names what follows: a last line `Answer:`, or a tag `<assistant>`."""
+# Files 770 and 777 became turns of a chat that end with `===` and `END`. All answers of file 724
+# end with `---`, which divides their parts.
+_SEPARATOR = r"\s*(?:[-=]+>|##+|={3,}|-{3,})\s*$"
+"""End of a prompt in the style of OpenAI's first fine-tuning guide."""
+_STOP = r"\s*(?:->|##+|\sEND)\s*$"
+"""End of an answer in the same style."""
+_PUNCTUATION = "()[]{}<>\"'`;,.:?!=+-/\\"
+_ANSWERS = {"answer": "completion"} | {n: n for n in ("completion", "chosen", "rejected")}
+"""Fields of one answer, or of a preferred and a rejected one, by their role in a reading."""
+# File 151 was trained with `<bos>` and `<eos>` as part of its texts.
+_EDGE = r"<bos>|<eos>|</?s>|<\|(?:begin_of_text|end_of_text|endoftext)\|>"
+_EDGES = rf"^\s*(?:{_EDGE})\s*|\s*(?:{_EDGE})\s*$"
+_HEADING = re.compile(r"\n[ \t]*(#+ ?\w[\w ]{0,29}(?::|(?m:$)))")
+"""A heading such as `### Response:`, or `### Response` alone in its line, after other text."""
+_EMPTY_HEADING = rf"\s*(?:{_HEADING.pattern}\s*)?(?:{_EDGE})?\s*$"
+"""End of a text, with a heading that has nothing after it, if any."""
+_HEADER = (
+    r"<(?:\|(?:im_start\|>|start_header_id\|>)?|start_of_turn>)"
+    r"(system|developer|user|human|assistant|model|tool)"
+    r"(?:(?:<\|end_header_id)?\|>(?:\s*\n)?|\s*\n)"
+)
+"""Start of a turn, such as `<|im_start|>user`, `<|user|>` and `<start_of_turn>model`."""
+_FOOTER = (
+    r"(?:\s*(?:<\|\w+\|>|</s>|<end_of_turn>|<eos>))*\s*$"  # file 1025 ends turns with `<|end|>`
+)
+_ANSWER_NEXT = re.compile(
+    r"(?:\[/INST\]|<\|(?:im_start\|>)?assistant(?:\|>)?|assistant<\|end_header_id\|>"
+    r"|<start_of_turn>model)\s*(?:</?\w+>\s*)*$"
+)
+"""End of a prompt that a chat template wrote; tags such as `<think>` may begin the answer."""
+_LLAMA_2 = {
+    r"\[INST\]\s*<<SYS>>\s*": "<|system|>",
+    r"\s*<</SYS>>\s*": "<|user|>",
+    r"(?:\s*</?s>)*\s*\[INST\]\s*": "<|user|>",
+    r"\s*\[/INST\]\s*": "<|assistant|>",
+}
+"""Marks of Llama 2 and Mistral, and the starts of turns that replace them."""
+_MARK_OF_TEMPLATE = (
+    r"<\|im_start\|>|<\|start_header_id\|>|<start_of_turn>|\[INST\]|<\|(?:user|assistant)\|>"
+)
+SPEAKER_MARKS = "marks of speakers"
+_MARKS = {
+    SPEAKER_MARKS: re.compile(
+        r"###\s?(?:Human|Assistant|User):|(?:^|\s)\[\|(?:Human|AI)\|\]"
+        r"|(?:^|\n)(?:Human|Assistant|USER|ASSISTANT|User): "
+    ),
+    "marks of a chat template": re.compile(_MARK_OF_TEMPLATE),
+}
+_ALL = frozenset(("system", "user", "assistant"))
+_LEFT_MARKS = (
+    # In file 995, 7% of the prompts are `<<NO PROMPT>>`; most answers of file 1092 have `{{NAME}}`.
+    (
+        "a mark in place of a text",
+        _ALL,
+        MIN_SHARE,
+        r"\{\{\s*[A-Z][A-Z_ ]{2,}\s*\}\}|<<[A-Z][A-Z_ ]{2,}>>",
+    ),
+    # `<extra_id_1>` is in 16% of the prompts of file 999, `<channel|>` in all answers of file 1277.
+    (
+        "a mark of a chat template",
+        _ALL,
+        MIN_SHARE,
+        r"<\|\w+\|?>|<\w+\|>|<extra_id_\d+>|</?s>|\[/?INST\]|<(?:start|end)_of_turn>",
+    ),
+    # In most answers of file 1139. A prompt may name the tag (file 1242).
+    (
+        "the end of reasoning without a beginning",
+        {"assistant"},
+        MIN_SHARE,
+        r"\A(?:(?!<think>).)*?(</think>)",
+    ),
+    # All answers of file 1311.
+    ("a mark of the end of answers", {"assistant"}, 1 - MAX_EMPTY, r"(#{3,})\s*\Z"),
+)
+"""Description, roles of the messages in which it is searched, share of rows, and pattern."""
+_NO_NAMES = frozenset(
+    "answer output response reply summary explanation solution result note".split()
+)
+
 
 def with_speakers(
     reading: Reading, rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]
@@ -73,16 +190,16 @@ def with_speakers(
 def _is_marked(prompt: str, answer: str, separator: str) -> bool:
     """Return True for a prompt that a model continues without a chat template.
 
-    It names its speakers, ends with a separator, or opens a tag that the answer closes.
+    It names its speakers, ends with a separator, or opens a tag or bracket that the answer closes.
     """
     # They became turns of a chat: `User: ...\nNAME:` (file 68), `### Answer: ` (554), `<think>`
-    # (212), and prompts of answers that end with `###` (317).
+    # (212), `-> ["` (1582), and prompts of answers that end with `###` (317).
     tag = _OPEN.search(prompt)
     return bool(
         _SPOKEN.match(prompt)
         or re.search(separator, prompt)
         or re.search(_STOP, answer)
-        or (tag is not None and f"</{tag[1]}>" in answer)
+        or (tag is not None and (tag[1] is None or f"</{tag[1]}>" in answer))
     )
 
 
@@ -108,11 +225,6 @@ def _without(text: str, pattern: str) -> str:
     if re.compile(pattern).groups:  # a row that does not match gets no text, and is quarantined
         return f"regexp_extract({text}, '{quoted}', 1)"
     return f"regexp_replace({text}, '{quoted}', '')" if pattern else text
-
-
-_ANSWERS = {"answer": "completion"} | {n: n for n in ("completion", "chosen", "rejected")}
-"""Fields of one answer, or of a preferred and a rejected one, by their role in a reading."""
-_PUNCTUATION = "()[]{}<>\"'`;,.:?!=+-/\\"
 
 
 def _shared_end(prompts: Sequence[str]) -> str | None:
@@ -253,57 +365,6 @@ def with_headings(
     return [made, unsure] if is_named else [unsure, made]
 
 
-_ONE_TURN = re.compile(r"^\s*[^\n:]{1,30}: ?([^\n]+)\n\s*[^\n:]{1,30}:\s*$")
-"""A prompt with one line of one speaker, followed by the name of the next speaker."""
-_WHO_ASKS = "human|user|customer|client|patient|student|you|me|question|q|用户|问"
-_COLON = "[:\uff1a]"  # also the wide one of Chinese (file 593)
-_ASKS = rf"(?i)^\s*(?:{_WHO_ASKS}) ?{_COLON}\s*"
-"""Start of a prompt with the name of the speaker who asks."""
-_SAYS = re.compile(rf"\s*(\w[\w -]{{0,29}}?)(?<!\d) ?{_COLON}(?!//)")
-"""Start of an answer with a name."""
-
-
-def _two_labels(first: str) -> re.Pattern[str]:
-    return re.compile(rf"\s*({first}) ?:.*?\n\s*(?!\1 ?:)(\w[\w -]{{0,29}}?) ?:", re.DOTALL)
-
-
-_TALK = _two_labels(f"(?i:{_WHO_ASKS})")
-"""Start of a conversation in one text: a question, and the name of the speaker who answers."""
-_LABELLED = _two_labels(r"\w[\w -]{0,29}?")
-"""Start of a text with two labels, which may name speakers in any language."""
-_VICUNA = re.compile(r"(?:.*?\s)?(USER) ?:.*?\s(ASSISTANT) ?:", re.DOTALL)
-"""Start of a conversation in one line, as Vicuna's template writes it."""
-_TALK_LATER = re.compile(rf".+?\n(?={_TALK.pattern})", re.DOTALL)
-"""Text before a conversation, such as the context of its question."""
-_HEADING = re.compile(r"\n[ \t]*(#+ ?\w[\w ]{0,29}(?::|(?m:$)))")
-"""A heading such as `### Response:`, or `### Response` alone in its line, after other text."""
-_SPOKEN = re.compile(
-    rf"{_ASKS}"
-    r".*\n\s*\w[\w '-]{0,29}:\s*\Z|.*(?:\n#|\s##)#* ?\w[\w ]{0,29}:\s*\Z",
-    re.DOTALL | re.IGNORECASE,
-)
-r"""A prompt that names its speakers and ends with the name of the one who answers, such as
-`User: Hi\nBot:` and `### Question: Hi ### Answer:`."""
-_TAGGED = re.compile(rf"(?is)^\s*<(?:{_WHO_ASKS})>\s*(.*?)\s*<\w{{1,30}}>\s*$")
-"""A prompt between tags that name the speakers, such as `<user> Hi <assistant>`."""
-# Files 578 and 596 continue `답변:` and `Next Subgoal:` without a chat template, but became turns.
-_LABEL = re.compile(r"(?:\n\s*(?=\w)|(?=[<\[]))([<\[]?\w[\w '-]{0,29}[:\uff1a>\]])\s*\Z")
-"""End of a prompt that names what follows: a last line `Answer:`, or a tag `<assistant>`."""
-# Files 770 and 777 became turns of a chat that end with `===` and `END`. All answers of file 724
-# end with `---`, which divides their parts.
-_SEPARATOR = r"\s*(?:[-=]+>|##+|={3,}|-{3,})\s*$"
-"""End of a prompt in the style of OpenAI's first fine-tuning guide."""
-_STOP = r"\s*(?:->|##+|\sEND)\s*$"
-"""End of an answer in the same style."""
-_OPEN = re.compile(r"<(\w+)>\s*\Z")
-"""A prompt that ends with a tag such as `<think>`."""
-_ANSWER_NEXT = re.compile(
-    r"(?:\[/INST\]|<\|(?:im_start\|>)?assistant(?:\|>)?|assistant<\|end_header_id\|>"
-    r"|<start_of_turn>model)\s*(?:</?\w+>\s*)*$"
-)
-"""End of a prompt that a chat template wrote; tags such as `<think>` may begin the answer."""
-
-
 def _conversations(rows: Sequence[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
     """Yield fields that may hold a conversation: each text, and each prompt with its answer."""
     texts = texts_of(rows[0], rows)
@@ -315,24 +376,6 @@ def _conversations(rows: Sequence[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
         for name in texts:
             if all(_ANSWER_NEXT.search(str(row[name])) for row in rows):
                 yield name, says
-
-
-_HEADER = (
-    r"<(?:\|(?:im_start\|>|start_header_id\|>)?|start_of_turn>)"
-    r"(system|developer|user|human|assistant|model|tool)"
-    r"(?:(?:<\|end_header_id)?\|>(?:\s*\n)?|\s*\n)"
-)
-"""Start of a turn, such as `<|im_start|>user`, `<|user|>` and `<start_of_turn>model`."""
-_FOOTER = (
-    r"(?:\s*(?:<\|\w+\|>|</s>|<end_of_turn>|<eos>))*\s*$"  # file 1025 ends turns with `<|end|>`
-)
-_LLAMA_2 = {
-    r"\[INST\]\s*<<SYS>>\s*": "<|system|>",
-    r"\s*<</SYS>>\s*": "<|user|>",
-    r"(?:\s*</?s>)*\s*\[INST\]\s*": "<|user|>",
-    r"\s*\[/INST\]\s*": "<|assistant|>",
-}
-"""Marks of Llama 2 and Mistral, and the starts of turns that replace them."""
 
 
 def templated_texts(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
@@ -373,16 +416,6 @@ def _is_templated(text: str) -> bool:
     )
 
 
-_MARK_OF_TEMPLATE = (
-    r"<\|im_start\|>|<\|start_header_id\|>|<start_of_turn>|\[INST\]|<\|(?:user|assistant)\|>"
-)
-# File 151 was trained with `<bos>` and `<eos>` as part of its texts.
-_EDGE = r"<bos>|<eos>|</?s>|<\|(?:begin_of_text|end_of_text|endoftext)\|>"
-_EDGES = rf"^\s*(?:{_EDGE})\s*|\s*(?:{_EDGE})\s*$"
-_EMPTY_HEADING = rf"\s*(?:{_HEADING.pattern}\s*)?(?:{_EDGE})?\s*$"
-"""End of a text, with a heading that has nothing after it, if any."""
-
-
 def with_ends(
     reading: Reading, rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]
 ) -> list[Reading]:
@@ -404,16 +437,6 @@ def _plain_texts(reading: Reading, rows: Sequence[dict[str, Any]]) -> tuple[str,
     return name, [text for row in rows if isinstance(text := row.get(name), str)]
 
 
-SPEAKER_MARKS = "marks of speakers"
-_MARKS = {
-    SPEAKER_MARKS: re.compile(
-        r"###\s?(?:Human|Assistant|User):|(?:^|\s)\[\|(?:Human|AI)\|\]"
-        r"|(?:^|\n)(?:Human|Assistant|USER|ASSISTANT|User): "
-    ),
-    "marks of a chat template": re.compile(_MARK_OF_TEMPLATE),
-}
-
-
 def marks_in(rows: Sequence[Any], names: Iterable[str]) -> str | None:
     """Describe the turn markers that some fields contain in every row; None if there are none.
 
@@ -433,38 +456,6 @@ def marks_in(rows: Sequence[Any], names: Iterable[str]) -> str | None:
         if texts and all(len(mark.findall(text)) >= least for text in texts):
             return what
     return None
-
-
-_ALL = frozenset(("system", "user", "assistant"))
-_LEFT_MARKS = (
-    # In file 995, 7% of the prompts are `<<NO PROMPT>>`; most answers of file 1092 have `{{NAME}}`.
-    (
-        "a mark in place of a text",
-        _ALL,
-        MIN_SHARE,
-        r"\{\{\s*[A-Z][A-Z_ ]{2,}\s*\}\}|<<[A-Z][A-Z_ ]{2,}>>",
-    ),
-    # `<extra_id_1>` is in 16% of the prompts of file 999, `<channel|>` in all answers of file 1277.
-    (
-        "a mark of a chat template",
-        _ALL,
-        MIN_SHARE,
-        r"<\|\w+\|?>|<\w+\|>|<extra_id_\d+>|</?s>|\[/?INST\]|<(?:start|end)_of_turn>",
-    ),
-    # In most answers of file 1139. A prompt may name the tag (file 1242).
-    (
-        "the end of reasoning without a beginning",
-        {"assistant"},
-        MIN_SHARE,
-        r"\A(?:(?!<think>).)*?(</think>)",
-    ),
-    # All answers of file 1311.
-    ("a mark of the end of answers", {"assistant"}, 1 - MAX_EMPTY, r"(#{3,})\s*\Z"),
-)
-"""Description, roles of the messages in which it is searched, share of rows, and pattern."""
-_NO_NAMES = frozenset(
-    "answer output response reply summary explanation solution result note".split()
-)
 
 
 def marks_left(talks: Sequence[Sequence[Mapping[str, Any]]]) -> str | None:

@@ -431,17 +431,32 @@ def read_tools(tools: object) -> str | None:
         return None
     if isinstance(tools, str):
         tools = parse_field(tools, "tools", reason="tools")
+    if isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools):
+        tools = [each for tool in tools for each in _declared(tool)]
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise BadRowError("tools", "tools is not a list of objects")
-    definitions = []
-    for tool in tools:
-        if isinstance(tool.get("function"), dict):
-            tool = tool if "type" in tool else {"type": "function", **tool}
-        elif isinstance(tool.get("name"), str):
-            function = {key: value for key, value in tool.items() if key != "type"}
-            tool = {"type": "function", "function": function}
-        definitions.append(tool)
-    return orjson.dumps(definitions).decode() if definitions else None
+    return orjson.dumps([_definition(tool) for tool in tools]).decode() if tools else None
+
+
+def _declared(tool: dict[str, Any]) -> list[Any]:
+    """Return the functions of a tool of Gemini with nothing else, or the tool itself."""
+    ((key, value), *more) = tool.items() or [("", None)]
+    is_gemini = key in ("functionDeclarations", "function_declarations") and not more
+    return value if is_gemini and isinstance(value, list) else [tool]
+
+
+def _definition(tool: Any) -> Any:
+    """Return a function in OpenAI's form; other tools as they are, such as a web search."""
+    function = tool.get("function", tool)
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        return tool
+    # Anthropic's and MCP's names. Templates would write them, or miss the parameters.
+    schemas = {"parameters", "input_schema", "inputSchema"} & function.keys()
+    if len(schemas) == 1:
+        function = {"parameters" if k in schemas else k: value for k, value in function.items()}
+    if "function" in tool:  # with the order of its keys
+        return ({} if "type" in tool else {"type": "function"}) | tool | {"function": function}
+    return {"type": "function", "function": {k: v for k, v in function.items() if k != "type"}}
 
 
 def parse_field(text: str, what: str, reason: str = "tool_calls") -> object:

@@ -77,17 +77,16 @@ def _explain(item: ErrorDetails, owner: type[BaseModel]) -> str:
     loc: Loc = item["loc"]
     kind, value, facts = item["type"], item["input"], item.get("ctx", {})
     key = ".".join(map(str, loc))
+    recipe = owner
     for part in loc[:-1]:  # `owner` becomes the model of the section that contains the key
-        for name, field in owner.model_fields.items():
-            if part in (name, field.alias):
-                inside = [field.annotation, *get_args(field.annotation)]
-                models = (m for m in inside if isinstance(m, type) and issubclass(m, BaseModel))
-                owner = next(models, owner)
+        owner = _sections(owner).get(str(part), owner)
     if kind == "extra_forbidden":
         names = [field.alias or name for name, field in owner.model_fields.items()]
-        return f"unknown key '{key}'" + (
-            near_name(str(loc[-1]), names) or f"; known: {', '.join(names)}"
-        )
+        # `seq_len` instead of `pack.seq_len`
+        of = [n for n, section in _sections(recipe).items() if loc[-1] in section.model_fields]
+        hint = f"; did you mean '{of[0]}.{loc[-1]}'?" if len(of) == 1 else ""
+        hint = near_name(str(loc[-1]), names) or hint or f"; known: {', '.join(names)}"
+        return f"unknown key '{key}'{hint}"
     if kind == "missing":
         text = docstrings_of(owner).get(str(loc[-1]), "")
         what = " ".join(text.partition(".")[0].split())
@@ -119,6 +118,16 @@ def _explain(item: ErrorDetails, owner: type[BaseModel]) -> str:
     if isinstance(value, dict | list) or ". " in message:
         return f"'{key}': {message}" if loc else message
     return f"'{key}': {message}, got {_kind_of(value)}"
+
+
+def _sections(owner: type[BaseModel]) -> dict[str, type[BaseModel]]:
+    """Return the models of the keys whose values have keys of their own."""
+    return {
+        field.alias or name: model
+        for name, field in owner.model_fields.items()
+        for model in (field.annotation, *get_args(field.annotation))
+        if isinstance(model, type) and issubclass(model, BaseModel)
+    }
 
 
 def _kind_of(value: object) -> str:

@@ -44,6 +44,7 @@ def test_overrides_reach_sections_and_list_items(write):
         ("- a\n- b", "must be a mapping"),
         (MINIMAL + "pak: {seq_len: 1}", r"line 6: unknown key 'pak'; did you mean 'pack'\?"),
         (MINIMAL + "pack: {seqlen: 1}", r"unknown key 'pack.seqlen'; did you mean 'seq_len'\?"),
+        (MINIMAL + "seq_len: 1", r"unknown key 'seq_len'; did you mean 'pack.seq_len'\?"),
         (MINIMAL + "pack: {seq_len: 0}", "'pack.seq_len' must be above 0, got 0"),
         (
             MINIMAL + "pack: {strategy: magic}",

@@ -9,7 +9,8 @@ from packhouse.render.template_arguments import chat_messages
 from tests.sources.conftest import parquet
 from tests.templates.toys import CHATML, chat_renderer
 
-BARE = {"name": "add", "description": "adds", "parameters": {"type": "object"}}
+NAMED = {"name": "add", "description": "adds"}
+BARE = NAMED | {"parameters": {"type": "object"}}
 WRAPPED = {"type": "function", "function": BARE}
 
 
@@ -21,6 +22,11 @@ WRAPPED = {"type": "function", "function": BARE}
         ({"function": BARE}, WRAPPED),
         ({"type": "function", **BARE}, WRAPPED),
         ({"type": "web_search"}, {"type": "web_search"}),  # without a name, left as it is
+        (NAMED | {"input_schema": {"type": "object"}}, WRAPPED),
+        (NAMED | {"inputSchema": {"type": "object"}}, WRAPPED),
+        ({"function": NAMED | {"input_schema": {"type": "object"}}}, WRAPPED),
+        ({"functionDeclarations": [BARE]}, WRAPPED),
+        ({"functionDeclarations": [BARE], "googleSearch": {}},) * 2,
     ],
     ids=str,
 )

@@ -114,15 +114,18 @@ def look_at_extra_fields(
 
 
 _WORD_OF_PATH = r"[\w(][\w.()-]*"
+_SOME_WORDS = rf"{_WORD_OF_PATH}(?: {_WORD_OF_PATH}){{0,5}}"
 _MEDIA_FILE = re.compile(
-    rf"(?:\S+|(?:[A-Z]:\\|/)(?:{_WORD_OF_PATH}(?: {_WORD_OF_PATH}){{0,5}}[/\\]){{2,}}"
-    rf"{_WORD_OF_PATH}(?: {_WORD_OF_PATH}){{0,5}})"
+    rf"(?:\S+|(?:[A-Z]:\\|/)(?:{_SOME_WORDS}[/\\]){{2,}}{_SOME_WORDS}"
+    r"|(?:[\w.-]+/)+[\w-]+(?: [\w()-]+){1,5})"
     r"\.(jpe?g|png|gif|bmp|webp|tiff?|svg|mp3|wav|flac|ogg|m4a|opus|mp4|webm|mkv|mov|avi)",
     re.IGNORECASE,
 )
-"""A name without spaces, or an absolute path with two folders, which may have a few spaces. A
-command such as `/usr/bin/ffmpeg -i 3.mov out.mp4` is text."""
+"""A name without spaces, an absolute path with two folders, which may have a few spaces, or a path
+with a few spaces after its last slash. A command such as `/usr/bin/ffmpeg -i 3.mov out.mp4` is
+text."""
 _MEDIA_TEXT = ("data:image/", "data:audio/", "data:video/", "iVBORw0KGgo", "/9j/")
+_MEDIA_NAMES = ("image", "video", "audio")
 _MEDIA_BYTES = (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"RIFF", b"ID3", b"OggS", b"fLaC", b"\x1aE")
 
 
@@ -134,14 +137,18 @@ def is_media(value: object) -> bool:
         [True, True, False]
         >>> is_media("/Users/Ann Smith/b.mp3"), is_media("/usr/bin/ffmpeg -i 3.mov out.mp4")
         (True, False)
+        >>> is_media("images/a b.png"), is_media([{"video": "a.mp4", "start": 0}])
+        (True, True)
     """
     if isinstance(value, str):
         is_file = len(value) < 2000 and _MEDIA_FILE.fullmatch(value) is not None
         return is_file or value.startswith(_MEDIA_TEXT)
     if isinstance(value, bytes):
         return value.startswith(_MEDIA_BYTES)
-    if isinstance(value, dict):  # as the library `datasets` stores images and audio
-        return {"bytes", "path"} == value.keys() or {"array", "sampling_rate"} <= value.keys()
+    if isinstance(value, dict):  # as the library `datasets` stores images and audio, or by name
+        is_stored = {"bytes", "path"} == value.keys() or {"array", "sampling_rate"} <= value.keys()
+        named = (item for key, item in value.items() if key.lower().startswith(_MEDIA_NAMES))
+        return is_stored or any(map(is_media, named))
     return isinstance(value, list) and any(map(is_media, value[:10]))
 
 

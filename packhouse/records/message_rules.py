@@ -33,7 +33,7 @@ from packhouse.records.arrays import (
 from packhouse.records.reasons import QUARANTINE_REASONS, TurnOrder
 from packhouse.records.table_schemas import MESSAGE, ROLES, with_column
 
-VERSION = 1
+VERSION = 2
 """Version of these rules and of `record_ids`; part of cache keys. Raise it when output changes."""
 
 Answers = Literal["required", "label", "text", "tokens"]
@@ -281,8 +281,12 @@ def _broken_rules(
     }
     for order in refused_orders:
         yield order, orders[order]
-    follows = ((before == ASSISTANT) & call_before) | (before == TOOL)
-    yield "tool_result_without_call", (roles == TOOL) & ~follows
+    stray = (roles == TOOL) & (before != TOOL) & ~((before == ASSISTANT) & call_before)
+    if stray.any():  # some rows have their calls in the text
+        is_call = pc.match_substring_regex(flat.content, "<tool_call>|<function=|\\[TOOL_CALLS\\]")
+        calls = np.roll(np.asarray(pc.fill_null(is_call, False)), 1)
+        stray &= ~((before == ASSISTANT) & calls)
+    yield "tool_result_without_call", stray
     yield "call_without_result", (roles != TOOL) & call_before
     if answers == "required":
         yield "no_assistant", ~has_answer

@@ -1051,6 +1051,21 @@ def test_paths_and_guesses_that_leave_out_most_texts_are_not_offered(project):
     assert code == 0, said
 
 
+@pytest.mark.parametrize(
+    "clip", ["images/a plot.png", [{"video": "/data/a.mp4", "start": 0}]], ids=["space", "object"]
+)
+def test_marks_of_media_are_removed_as_advised(project, clip):
+    rows = [{"messages": chats_of(Talk(f"<video>\n{t[0]}", t[1])), "clip": clip} for t in TALKS]
+    Path("a.jsonl").write_bytes(lines(rows))
+    code, said = project.init("a.jsonl")
+    assert (code, "Add --set media=drop_parts" in said) == (3, True), said
+
+    code, said = project.init("a.jsonl", "--set", "media=drop_parts")
+
+    assert code == 0, said
+    check(project.read(), TALKS)
+
+
 def test_rows_that_all_have_images_cannot_all_be_left_out(project):
     rows = [{"messages": [{"role": "user", "content": IMAGE}, *chats_of(t)[1:]]} for t in TALKS]
     Path("a.jsonl").write_bytes(lines(rows))

@@ -53,6 +53,7 @@ SOUND = {
     "call after call": [U, C, T, C, T, A],
     "question after result": [U, C, T, U, A],
     "ends on call": [U, C],
+    "call in the text": [U, ("assistant", "<tool_call>{}</tool_call>"), T, A],
     "empty untrained answer": [U, {"role": "assistant", "content": "", "weight": 0.0}, U, A],
     "reasoning only": [U, {"role": "assistant", "content": "", "reasoning": "hm"}],
     "context only": [{"role": "user", "content": "", "context": "c"}, A],

@@ -203,7 +203,10 @@ class Proposal:
         settings = {**self.survey.settings, **self.reading.settings}
         reads, ignored = self.reading.reads, [*settings.get("ignored_fields", ())]
         if reads and settings.get("format") != "mixed":
-            ignored += [name for name in self.survey.fields if name not in (*reads, *ignored)]
+            # If fields with media were ignored, marks such as `<image>` would stay in the texts.
+            held = self.survey.fields
+            kept = [n for n in held if held[n].has_media] if settings.get("media") else []
+            ignored += [name for name in held if name not in (*reads, *ignored, *kept)]
         return settings | ({"ignored_fields": ignored} if ignored else {})
 
 

@@ -498,6 +498,9 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
     "an empty line": ("a.jsonl", b"\n", "(it is empty). Pass a file with rows"),
     "line breaks between rows as two characters": ("a.jsonl",
         lines(named("question", "answer")).replace(b"\n", b"\\n"), "is followed by \\n{"),
+    "lists of texts": ("a.jsonl", lines([[*t] for t in TALKS]), "rows are lists without field"),
+    "one object of pairs": ("a.json", dumped({f"Case_{n}": pair for n, pair in
+        enumerate(named("prompt", "completion"))}), "the values of one object. Write them as a"),
     "keys that occur twice": ("a.jsonl", b'{"prompt": "a", "prompt": "b"}\n' * 9,
         "the key 'prompt' occurs twice"),
     "raw line breaks in texts": ("a.jsonl",

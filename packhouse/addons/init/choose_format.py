@@ -475,10 +475,11 @@ def _unknown(
             "each row is a single message. Write one row per conversation with all its "
             'messages: {"messages": [{"role": "user", "content": "..."}, ...]}'
         )
-    if not isinstance(row, dict | list):
+    items = row if isinstance(row, list) else ()
+    if not isinstance(row, dict) and not any(isinstance(item, dict) for item in items):
         return (
-            "its rows are values without field names. Write each as an object: "
-            '{"question": "...", "answer": "..."} or {"text": "..."}'
+            f"its rows are {'lists' if items else 'values'} without field names. Write each as an "
+            'object: {"question": "...", "answer": "..."} or {"text": "..."}'
         )
     names = row if isinstance(row, dict) else {}
     if survey.num_rows == 1 and names and all(isinstance(each, dict) for each in names.values()):
@@ -541,6 +542,7 @@ def _unknown(
             f"{counted(trial.num_rows, 'example')} are bad rows ({reason}: "
             f"{trial.first_bad[reason]}). {helps}"
         )
+    place = f" in {rows_at!r}" if (rows_at := survey.settings.get("rows_at")) else ""
     texts = [name for name, value in names.items() if isinstance(value, str)]
     num_texts = sum(survey.fields[name].num_texts > 0 for name in texts)
     for name, value in names.items():
@@ -558,9 +560,10 @@ def _unknown(
                     "packhouse does not support. Write each row as a text with its answer."
                 )
             return (
-                f"{layout.num_rows:,} of {counted(survey.num_rows, 'row')} contain a list of "
-                f"texts in {name!r}. Write one row per text, with its answer or label; of a "
-                "conversation, one row with messages ([{role, content}])."
+                f"{layout.num_rows:,} of {counted(survey.num_rows, 'row')}{place} "
+                f"{'contain' if layout.num_rows != 1 else 'contains'} a list of texts in {name!r}. "
+                "Write one row per text, with its answer or label; of a conversation, one row "
+                "with messages ([{role, content}])."
             )
     others = [name for name in names if not is_metadata(name, survey.fields[name])] or [*names]
     is_text = len(others) == 1 and isinstance(row[others[0]], str)
@@ -569,7 +572,6 @@ def _unknown(
             f"its rows contain {_kinds_of(row)} but no answers. Add a field with the answer to "
             "each row."
         )
-    place = f" in {rows_at!r}" if (rows_at := survey.settings.get("rows_at")) else ""
     return (
         f"{layout.num_rows:,} of {counted(survey.num_rows, 'row')}{place} have {_kinds_of(row)}, "
         "but it is not clear which fields hold the question and the answer. If "

@@ -422,7 +422,9 @@ def _show_candidates(
             reads += f", template {reading.template}" if reading.template else ""
             console().print(f"\n{number}. {reads}", style="bold")
             if unread:
-                left = ", ".join(f"{n} (text in {rows:,} examples)" for n, rows in unread.items())
+                left = ", ".join(
+                    f"{n} (text in {counted(rows, 'example')})" for n, rows in unread.items()
+                )
                 print_text(f"leaves out {left}", 3)
             # Otherwise, only `prepare` would tell it, after the choice: 607 answers of one public
             # file.

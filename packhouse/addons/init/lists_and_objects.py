@@ -200,6 +200,9 @@ def _nested(rows: Sequence[Mapping[str, Any]], row_format: str) -> Iterator[Made
 
 def _inner_pairs(rows: Sequence[Mapping[str, Any]]) -> Iterator[Reading]:
     """Yield readings of a question and an answer in an object, as in file 1387."""
+    objects = [value for value in rows[0].values() if isinstance(value, dict)]
+    if len(rows) == 1 and len({tuple(each) for each in objects}) < len(objects):
+        return  # they may be rows, as in file 1674
     for outer in rows[0]:
         objects = [row[outer] for row in rows]
         if not all(isinstance(each, dict) for each in objects):

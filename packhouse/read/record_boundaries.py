@@ -354,6 +354,7 @@ def filled_lines(array: npt.NDArray[np.uint8]) -> Ints:
 # commas, and strings cannot contain a newline. So no brackets are counted, and a broken object
 # harms at most its neighbour.
 _BETWEEN = re.compile(rb"\}[ \t\r]*\n\s*(?=\{)|^\}[ \t]*(?=\{)", re.MULTILINE)
+_BEGIN = re.compile(rb"^\{", re.MULTILINE)
 
 
 class ObjectsFile(LinesFile):
@@ -384,11 +385,44 @@ class ObjectsFile(LinesFile):
         # There can be a third as many ends as bytes, so do not build a list of Python integers.
         ends = np.fromiter(_ends(data, 0, len(data)), np.int64)
         spans = np.stack([np.append(0, ends), np.append(ends, len(data))], axis=1)
-        return with_joined_objects_apart(data, spans, b" \t\r\n,")
+        spans = with_joined_objects_apart(data, spans, b" \t\r\n,")
+        return _with_open_objects_apart(data, spans)
 
     def parse(self, data: bytes, max_row_bytes: int, num_rows: int | None = None) -> Records:
         """Parse all objects."""
         return TextFile.parse(self, data, max_row_bytes)
+
+
+def _with_open_objects_apart(data: bytes | bytearray, spans: Ints) -> Ints:
+    r"""Split records at lines that begin with `{` if an object before them is not closed.
+
+    Example:
+        >>> data = b'{\n "a": 1\n\n{\n "a": 2\n}\n'
+        >>> _with_open_objects_apart(data, np.array([[0, len(data)]])).tolist()
+        [[0, 11], [11, 23]]
+    """
+    begins = np.fromiter((found.start() for found in _BEGIN.finditer(data)), np.int64)
+    inside = np.setdiff1d(begins, spans[:, 0], assume_unique=True)
+    record = np.searchsorted(spans[:, 0], inside, side="right") - 1
+    pieces: list[Ints] = []
+    done = 0
+    for number in np.unique(record).tolist():
+        start, end = spans[number].tolist()
+        starts = np.append(start, inside[slice(*np.searchsorted(record, [number, number + 1]))])
+        # In a list of a valid or of another broken object, the last `{` does not begin an object.
+        if not _is_json(data[start:end]) and _is_json(data[starts[-1] : end]):
+            own = np.stack([starts, np.append(starts[1:], end)], axis=1)
+            pieces += [spans[done:number], own]
+            done = number + 1
+    return np.concatenate([*pieces, spans[done:]]) if pieces else spans
+
+
+def _is_json(data: bytes | bytearray) -> bool:
+    try:
+        orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return False
+    return True
 
 
 def _ends(data: bytes | bytearray, start: int, stop: int = sys.maxsize) -> Iterator[int]:
@@ -630,15 +664,19 @@ def spans_by_layout(data: bytes) -> Ints:
     r"""Return spans of elements by layout: each element begins with `{` on a new line.
 
     For arrays whose brackets or quotes cannot be trusted. Among the lines that begin with a brace,
-    the least indented ones begin elements.
+    the least indented ones begin elements. If all is one line, they begin like the first element.
 
     Example:
         >>> spans_by_layout(b'{"a": [1},\n {"b": 2},\n {"c": [\n  {}]}').tolist()
         [[0, 9], [12, 20], [23, 37]]
+        >>> spans_by_layout(b'{"a": 1, {"a": 2}').tolist()
+        [[0, 7], [9, 17]]
     """
     lines = list(re.finditer(rb"\n([ \t]*)\{", data))
     least = min((len(line[1]) for line in lines), default=0)
     starts = [0, *(line.start() + 1 + least for line in lines if len(line[1]) == least)]
+    if not lines and (first := re.match(rb'\{\s*"[^"]*"\s*:', data)):
+        starts = [found.start() for found in re.finditer(re.escape(first[0]), data)]
     spans = []
     for start, end in pairwise([*starts, len(data)]):
         piece = data[start:end].rstrip().removesuffix(b",")

@@ -501,6 +501,10 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
     "lists of texts": ("a.jsonl", lines([[*t] for t in TALKS]), "rows are lists without field"),
     "one object of pairs": ("a.json", dumped({f"Case_{n}": pair for n, pair in
         enumerate(named("prompt", "completion"))}), "the values of one object. Write them as a"),
+    "a line before JSON": ("a.json", b"x\n" + dumped(named("prompt", "completion"), indent=2),
+        "begins with a line that is not JSON: x. Remove this line"),
+    "rows without their last fields": ("a.csv", b"Label,Raw," + table(
+        named("Question", "Answer"), ","), "has 5). Write every field of the header in each row"),
     "keys that occur twice": ("a.jsonl", b'{"prompt": "a", "prompt": "b"}\n' * 9,
         "the key 'prompt' occurs twice"),
     "raw line breaks in texts": ("a.jsonl",
@@ -1066,6 +1070,16 @@ def test_marks_of_media_are_removed_as_advised(project, clip):
     code, said = project.init("a.jsonl", "--set", "media=drop_parts")
 
     assert code == 0, said
+    check(project.read(), TALKS)
+
+
+@pytest.mark.parametrize("given", [(), ("--set", "rows_at=of.rows")], ids=["found", "given"])
+def test_texts_next_to_the_rows_are_named(project, given):
+    Path("a.json").write_bytes(dumped(DEEP | {"system": "Answer in one short sentence.", "n": 1}))
+
+    code, said = project.init("a.json", *given)
+
+    assert (code, "12 rows; not read: system, next to the rows" in said) == (0, True), said
     check(project.read(), TALKS)
 
 

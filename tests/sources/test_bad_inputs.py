@@ -138,7 +138,7 @@ DAMAGE = {
 }
 
 
-@pytest.mark.parametrize("between", [b",\n", b",\n    "])
+@pytest.mark.parametrize("between", [b",\n", b",\n    ", b", "])
 @pytest.mark.parametrize("case", DAMAGE)
 def test_1_damage_that_unbalances_an_array_stays_in_its_element(case, between, read_bytes):
     rows = between.join([GOOD, DAMAGE[case], ALSO_GOOD, GOOD])
@@ -148,6 +148,17 @@ def test_1_damage_that_unbalances_an_array_stays_in_its_element(case, between, r
     assert source.validated["row"].to_pylist() == [0, 2, 3]
     assert source.reasons == ["json"]
     assert source.quarantined["raw"].to_pylist() == [DAMAGE[case]]
+
+
+@pytest.mark.parametrize("case", ["open-string", "open-bracket", "missing-brace", "missing-quote"])
+def test_an_open_object_over_several_lines_swallows_no_other(case, read_bytes):
+    objects = [GOOD, DAMAGE[case], ALSO_GOOD, GOOD]
+    written = [b"{\n  " + each[1:].replace(b', "', b',\n  "') for each in objects]
+
+    source = read_bytes(b"\n\n".join(written), file_format="objects")
+
+    assert source.validated["row"].to_pylist() == [0, 2, 3]
+    assert len(source.reasons) == 1
 
 
 def test_malformed_line_in_the_middle_does_not_flag_the_file(read_bytes):

@@ -520,7 +520,9 @@ def file_facts(proposal: Proposal) -> str:
     of_first = " in the first file" if proposal.num_files > 1 else ""
     num_sets = len({keys[0] if isinstance(keys, tuple) else keys for keys in found.layouts})
     shapes = f" with {num_sets:,} different sets of fields" if num_sets > 1 else ""
-    return f"{found.file_format}, {what}{shown}, {read}{of_first}{shapes}"
+    # A system prompt next to the rows would otherwise be lost without a word.
+    beside = f"; not read: {', '.join(found.beside)}, next to the rows" if found.beside else ""
+    return f"{found.file_format}, {what}{shown}, {read}{of_first}{shapes}{beside}"
 
 
 def field_lines(proposal: Proposal) -> list[str]:

@@ -143,6 +143,8 @@ class Survey:
     file_format: FileFormat
     settings: dict[str, Any]
     """Keys of the recipe's source that locate the rows, such as `encoding` and `rows_at`."""
+    beside: Sequence[str] = ()
+    """With `rows_at`: the fields of the objects around the rows that have text."""
     part: str = ""
     """Description of the ranges read; empty if the file was read in full."""
     num_rows: int = 0
@@ -237,11 +239,12 @@ def survey(file: SourceFile, given: Mapping[str, Any]) -> Survey:
             raise refusal(file, f"no row of it is JSON ({why}). {then}")
         if (fault := _fault_at_the_start(file)) is not None:
             raise refusal(file, fault)
-        raise refusal(
-            file,
-            f"no row of it can be read as {found.file_format} ({why}). Pass a file with rows, or "
-            "name its format with --set file_format=FORMAT.",
-        )
+        then = "Pass a file with rows, or name its format with --set file_format=FORMAT."
+        if "but the header has" in why:
+            then = "Write every field of the header in each row, also empty ones."
+        elif "file_format" in given:
+            then = "Correct the file, or its format."
+        raise refusal(file, f"no row of it can be read as {found.file_format} ({why}). {then}")
     return found
 
 
@@ -253,6 +256,9 @@ def _fault_at_the_start(file: SourceFile) -> str | None:
     # A quote is the first text of JSON, unlike of Markdown such as `# Title\n[link](...)`.
     if re.match(r"(?:(?:(?:#|//).*\n|/\*(?:[^*]|\*(?!/))*\*/)\s*)+[\[{][\[{\s]*\"", text):
         return "it begins with a comment, which JSON does not allow. Remove the comment."
+    if stray := re.match(r"(\w.*)\n\s*(?:\{\s*\"|\[\s*\{)", text):  # file 1693
+        shown = for_terminal(stray[1].strip()[:20])
+        return f"it begins with a line that is not JSON: {shown}. Remove this line."
     if re.match(r"[\[{][\[{\s]*'", text):  # file 1212
         return "its rows are Python literals, not JSON. Write them with `json.dumps`."
     # `strict=False` accepts raw line breaks and orjson does not, which tells the two faults apart.
@@ -311,16 +317,20 @@ def _find_rows(file: SourceFile, given: Mapping[str, Any]) -> Survey:
         return Survey(file, file_format, settings)
     if "rows_at" in given:
         settings["rows_at"] = given["rows_at"]
-        return Survey(file, "json", settings)
+        path = given["rows_at"].split(".")
+        return Survey(file, "json", settings, _texts_beside(_objects_around(file, path), path))
     text_file = TEXT_FILES[file_format](file.uri, 2 * HEAD_BYTES)
     (cut,) = text_file.cut([head])
     rows = list(text_file.parse(head[cut.byte_start : cut.byte_end], HEAD_BYTES).rows)
     if not is_whole and len(rows) > 1:
         rows = rows[:-1]  # the last one is truncated
+    beside: list[str] = []
     if len(rows) <= 1 and file_format in ("jsonl", "objects") and not _holds_messages(rows):
         path = _path_of_rows(head)
         if path and not _is_asked(rows, path):
-            _check_other_lists(file, path)
+            if around := _objects_around(file, path):
+                _check_other_lists(file, path, around[-1])
+                beside = _texts_beside(around, path)
             settings["rows_at"] = ".".join(path)
             file_format = "json"
     if file_format == "jsonl" and "file_format" not in settings and _spans_lines(head):
@@ -331,7 +341,7 @@ def _find_rows(file: SourceFile, given: Mapping[str, Any]) -> Survey:
         and not _holds_messages(rows)
     ):
         settings["unwrap"] = True
-    return Survey(file, file_format, settings)
+    return Survey(file, file_format, settings, beside)
 
 
 def _holds_messages(rows: Sequence[Any]) -> bool:
@@ -405,23 +415,45 @@ _SPLITS = HELD_OUT | {"train", "training"}
 _MAX_COMPARED = 2**27
 
 
-def _check_other_lists(file: SourceFile, path: Sequence[str]) -> None:
+def _objects_around(file: SourceFile, path: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the objects around a list, from the outermost; none if the file is large or faulty."""
+    data = bytearray()
+    for chunk in FileStream(file.uri, _compression_of(file)):
+        data += chunk
+        if len(data) > _MAX_COMPARED:
+            return []
+    found = []
+    # Reading the rows will name a fault of JSON. A field that the user names may not exist.
+    with suppress(orjson.JSONDecodeError, KeyError):
+        value = orjson.loads(data.removeprefix(BOM))
+        for name in path:
+            found.append(value)
+            value = value[name]
+        return found
+    return []
+
+
+def _texts_beside(around: Sequence[dict[str, Any]], path: Sequence[str]) -> list[str]:
+    """Return the fields of the objects around the rows that have text, which no row has.
+
+    Example:
+        >>> _texts_beside([{"rows": [], "hint": "Answer in one word.", "n": 1}], ["rows"])
+        ['hint']
+    """
+    return [
+        ".".join((*path[:depth], name))
+        for depth, owner in enumerate(around)
+        for name, value in owner.items()
+        if name != path[depth] and holds_text(value)
+    ]
+
+
+def _check_other_lists(file: SourceFile, path: Sequence[str], owner: Mapping[str, Any]) -> None:
     """Refuse an object with its rows in several lists, since `rows_at` names one.
 
     Of file 958, which has a list for each of 116 topics, the first one was published. Lists named
     like splits are meant to be read one at a time.
     """
-    data = bytearray()
-    for chunk in FileStream(file.uri, _compression_of(file)):
-        data += chunk
-        if len(data) > _MAX_COMPARED:
-            return
-    try:
-        owner = orjson.loads(data.removeprefix(BOM))
-    except orjson.JSONDecodeError:  # a fault that reading the rows will name
-        return
-    for name in path[:-1]:
-        owner = owner[name]
     keys = _keys_of(owner[path[-1]])
     # Rows of one kind may lack a field: at least half of all their fields are the same.
     alike = [

@@ -69,8 +69,8 @@ _LABEL = re.compile(r"(?:\n\s*(?=\w)|(?=[<\[]))([<\[]?\w[\w '-]{0,29}[:\uff1a>\]
 # end with `---`, which divides their parts.
 _SEPARATOR = r"\s*(?:[-=]+>|##+|={3,}|-{3,})\s*$"
 """End of a prompt in the style of OpenAI's first fine-tuning guide."""
-_STOP = r"\s*(?:->|##+|\sEND)\s*$"
-"""End of an answer in the same style."""
+_STOP = r"\s*(?:\s->|##+|\sEND)\s*$"
+"""End of an answer in the same style; `-->` ends a comment of HTML (file 1690)."""
 _PUNCTUATION = "()[]{}<>\"'`;,.:?!=+-/\\"
 _ANSWERS = {"answer": "completion"} | {n: n for n in ("completion", "chosen", "rejected")}
 """Fields of one answer, or of a preferred and a rejected one, by their role in a reading."""

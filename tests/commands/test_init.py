@@ -373,6 +373,15 @@ ASKED: dict[str, tuple[Callable[[int, Talk], dict[str, Any]], int, list[Talk]]] 
         "completion": t[1]}, 1, TALKS),
     "prompts that end with a separator": (lambda n, t: {"prompt": f"{t[0]}\n\n###\n\n",
         "completion": f" {t[1]} ###"}, 1, TALKS),
+    "prompts that end with two separators": (lambda n, t: {"prompt": f"{t[0]} ->{' ->' * (n % 2)}",
+        "completion": f" {t[1]}\n"}, 1, TALKS),
+    "prompts with a French label": (lambda n, t: {"prompt": f"{t[0]}\n\nR\u00e9ponse\u00a0:",
+        "completion": f" {t[1]}"}, 1, [Talk(f"{t[0]}\n\nR\u00e9ponse\u00a0:", t[1])
+        for t in TALKS]),
+    "a list of texts and a list of objects": (lambda n, t: {"messages": [t[0], "Thanks."],
+        "signals": [{"kind": t[1]}] * (n != 5)}, 1,
+        [Talk(json.dumps([t[0], "Thanks."], separators=(",", ":")), json.dumps([{"kind": t[1]}] *
+        (n != 5), separators=(",", ":"))) for n, t in enumerate(TALKS)]),
     "prompts that end with another separator": (lambda n, t: {"prompt": f"{t[0]}\n\n===\n\n",
         "completion": f" {t[1]}\n"}, 1, TALKS),
     "prompts that end with a line of symbols": (lambda n, t: {
@@ -1142,7 +1151,9 @@ def test_comments_after_whole_objects_take_no_row_with_them(project):
 
     assert code == 0, said
     assert "file_format" not in said
-    assert "4 of 7 rows (57.14%) are bad (json 4)" in " ".join(said.split())
+    said = " ".join(said.split())
+    assert "4 of 7 rows (57.14%) are bad (json 4)" in said
+    assert "(json: line 4: " in said  # with the number that `prepare` prints
 
 
 def test_a_system_prompt_of_google_is_read(project):

@@ -373,12 +373,13 @@ def _plain(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Itera
         before, after = ([n for n in others if (n in rest) == is_in] for is_in in (True, False))
         if before and after:
             yield in_json(rows, {"question": before, "answer": [*sentences, *after]})
-    # Question and answer may both be objects (file 302), which cannot be named as fields.
-    objects = [
-        name
-        for name in others
-        if all(isinstance(row[name], dict) for row in rows) and not words_of_label(name)
-    ]
+    # Question and answer may both be objects (file 302) or lists of them (file 1718), which cannot
+    # be named as fields. Two lists of texts may be turns, or words with their labels.
+    held = [name for name in others if not words_of_label(name)]
+    objects = [name for name in held if all(isinstance(row[name], dict) for row in rows)]
+    pair = [name for name in held if all(isinstance(row[name], list | dict) for row in rows)]
+    if len(pair) == 2 and any(isinstance(item, dict) for n in pair for item in rows[0][n]):
+        objects = pair
     if not sentences:
         for n in range(1, len(objects)):
             yield in_json(rows, {"question": objects[:n], "answer": objects[n:]})

@@ -9,7 +9,7 @@ import json
 import re
 import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -62,6 +62,10 @@ NAME_THE_FIELDS = (
 _SAMPLE_ROWS = 500
 
 
+BadRow = tuple[int, int | None, str]
+"""Number of a bad row, its byte offset, and its fault."""
+
+
 @dataclass(slots=True)
 class Trial:
     """Result of reading the rows of a source."""
@@ -70,8 +74,8 @@ class Trial:
     num_dropped: int = 0
     bad: Counter[str] = field(default_factory=Counter)
     """Number of bad rows by reason."""
-    first_bad: dict[str, str] = field(default_factory=dict)
-    """First bad row and its fault, by reason."""
+    first_bad: dict[str, BadRow] = field(default_factory=dict)
+    """First bad row, by reason."""
     unread: Counter[str] = field(default_factory=Counter)
     """Number of rows with unread text, by field."""
     num_good: int = 0
@@ -99,9 +103,9 @@ def try_source(source: SourceConfig, rules: ValidateConfig) -> Trial:
         trial.num_rows += rows.num_records
         trial.num_dropped += rows.dropped.num_rows
         trial.num_good += rows.validated.num_rows
-        for bad in rows.quarantined.select(["row", "reason", "detail"]).to_pylist():
-            trial.bad[bad["reason"]] += 1
-            trial.first_bad.setdefault(bad["reason"], f"row {bad['row']:,}: {bad['detail']}")
+        for reason, bad in bad_rows(rows.quarantined):
+            trial.bad[reason] += 1
+            trial.first_bad.setdefault(reason, bad)
         unread.update({name: text.rows for name, text in rows.unread_text.items()})
         places = _spread(rows.validated, max(2, _SAMPLE_ROWS // len(shards)))
         samples.append(rows.validated.take(places))
@@ -121,6 +125,13 @@ def try_source(source: SourceConfig, rules: ValidateConfig) -> Trial:
     trial.rejected = pa.concat_tables(rejected) if rejected else None
     trial.ids = set(trial.sample["record_id"].to_pylist())
     return trial
+
+
+def bad_rows(table: pa.Table) -> Iterator[tuple[str, BadRow]]:
+    """Yield the rows of a table of bad rows, with their reasons."""
+    columns = table.select(["row", "byte_offset", "detail"]).columns
+    places = zip(*(column.to_pylist() for column in columns), strict=True)
+    return zip(table["reason"].to_pylist(), places, strict=True)
 
 
 def _spread(table: pa.Table, number: int) -> npt.NDArray[np.int64]:
@@ -507,11 +518,7 @@ def _unknown(
                 return (
                     f"its rows contain {_kinds_of(row)}: media and no text. Add text to the rows."
                 )
-            number = sum(
-                each.num_rows
-                for each in survey.layouts.values()
-                if any(isinstance(other, dict) and is_media(other.get(name)) for other in each.rows)
-            )
+            number = _num_rows(survey, name, is_media)
             return (
                 f"{number:,} of {counted(survey.num_rows, 'row')} contain images, audio or video "
                 f"in {name!r}. {_media_advice(number < survey.num_rows)}."
@@ -537,10 +544,11 @@ def _unknown(
             "ends_on_user": "Add --set validate.allow_ends_on_user=true to train their answers; "
             "the last user turn is not trained",
         }.get(reason, f"Remedy: {known.remedy}" if known else "Fix the rows")
+        index, _, detail = trial.first_bad[reason]
         return (
             f"read as {failed.reading.settings['format']}, {number:,} of "
             f"{counted(trial.num_rows, 'example')} are bad rows ({reason}: "
-            f"{trial.first_bad[reason]}). {helps}"
+            f"row {failed.layout.examples[index][0]:,}: {detail}). {helps}"
         )
     place = f" in {rows_at!r}" if (rows_at := survey.settings.get("rows_at")) else ""
     texts = [name for name, value in names.items() if isinstance(value, str)]
@@ -559,9 +567,10 @@ def _unknown(
                     f"its rows contain {_kinds_of(row)}: a list of words in {name!r}, which "
                     "packhouse does not support. Write each row as a text with its answer."
                 )
+            number = _num_rows(survey, name, lambda value: isinstance(value, list))
             return (
-                f"{layout.num_rows:,} of {counted(survey.num_rows, 'row')}{place} "
-                f"{'contain' if layout.num_rows != 1 else 'contains'} a list of texts in {name!r}. "
+                f"{number:,} of {counted(survey.num_rows, 'row')}{place} "
+                f"{'contain' if number != 1 else 'contains'} a list of texts in {name!r}. "
                 "Write one row per text, with its answer or label; of a conversation, one row "
                 "with messages ([{role, content}])."
             )
@@ -576,6 +585,15 @@ def _unknown(
         f"{layout.num_rows:,} of {counted(survey.num_rows, 'row')}{place} have {_kinds_of(row)}, "
         "but it is not clear which fields hold the question and the answer. If "
         f"{NAME_THE_FIELDS}"
+    )
+
+
+def _num_rows(survey: Survey, name: str, holds: Callable[[object], bool]) -> int:
+    """Return the number of rows of the layouts with a value of some kind in a field."""
+    return sum(
+        layout.num_rows
+        for layout in survey.layouts.values()
+        if any(isinstance(row, dict) and holds(row.get(name)) for row in layout.rows)
     )
 
 

@@ -23,15 +23,17 @@ from packhouse.addons.init.choose_format import (
     Proposal,
     Trial,
     as_options,
+    bad_rows,
     explained,
     propose,
     render_sample,
     try_source,
 )
-from packhouse.addons.init.file_survey import Survey, survey
+from packhouse.addons.init.file_survey import Survey, as_line, survey
 from packhouse.cli import json_option
 from packhouse.cli.token_display import coloured, pipeline_of, plain, rows_with_masks, runs_of
 from packhouse.errors import ConfigError, PackhouseError, SourceError, TemplateError
+from packhouse.read.compression import name_row
 from packhouse.read.csv_files import DELIMITERS
 from packhouse.read.source_files import find_files, source_name
 from packhouse.read.unread_fields import MIN_ROWS, MIN_SHARE
@@ -319,7 +321,7 @@ def _tried(proposal: Proposal, source: SourceConfig, folder: Path) -> SourceConf
     if not proposal.survey.part:
         return source
     path = folder / f"{source_name(source)}.jsonl"
-    path.write_bytes(proposal.survey.examples_as_lines())
+    path.write_bytes(b"".join(as_line(row) for _, row in proposal.survey.examples))
     update = {"path": str(path), "file_format": "auto", "encoding": "utf-8", "rows_at": None}
     return source.model_copy(update={**update, "table": None})
 
@@ -347,11 +349,14 @@ def _refusals(
                 f"each, or raise audit.max_duplicates ({recipe.audit.max_duplicates})."
             )
     reasons = sum((trial.bad for trial in trials), Counter[str]())
-    examples = {reason: row for trial in trials for reason, row in trial.first_bad.items()}
-    for table in refused:
-        for row in table.select(["row", "reason", "detail"]).to_pylist():
-            reasons[row["reason"]] += 1
-            examples.setdefault(row["reason"], f"row {row['row']:,}: {row['detail']}")
+    examples: dict[str, str] = {}
+    for proposal, trial in zip(proposals, trials, strict=True):
+        for reason, bad in trial.first_bad.items():
+            examples.setdefault(reason, _named(proposal, *bad))
+    for proposal, table in zip(proposals, refused, strict=False):
+        for reason, bad in bad_rows(table):
+            reasons[reason] += 1
+            examples.setdefault(reason, _named(proposal, *bad))
     if not reasons:
         return said
     ledger = LedgerLine(
@@ -372,6 +377,16 @@ def _refusals(
             f"quarantined ({shown})"
         )
     return said
+
+
+def _named(proposal: Proposal, row: int, byte_offset: int | None, detail: str) -> str:
+    """Return a fault with the line of its row, or its number, as in the errors of `prepare`."""
+    found = proposal.survey
+    if found.part:  # the trial read the examples
+        return f"row {found.examples[row][0]:,}: {detail}"
+    encoding = found.settings.get("encoding", "utf-8")
+    offset = byte_offset if proposal.num_files == 1 else None
+    return f"{name_row(found.file.uri, row, offset, encoding)}: {detail}"
 
 
 # Terminal output.

@@ -183,11 +183,11 @@ class Survey:
                 found.add([row[name] for row in alike])
         self.num_rows += records.num_records
 
-    def examples_as_lines(self) -> bytes:
-        """Return the examples of all layouts as JSON Lines, in file order."""
+    @property
+    def examples(self) -> list[tuple[int, Any]]:
+        """The examples of all layouts, with their row numbers, in file order."""
         examples = (example for layout in self.layouts.values() for example in layout.examples)
-        in_order = sorted(examples, key=lambda example: example[0])
-        return b"".join(as_line(row) for _, row in in_order)
+        return sorted(examples, key=lambda example: example[0])
 
 
 def _layout_of(row: Any) -> object:

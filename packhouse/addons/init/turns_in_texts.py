@@ -30,10 +30,12 @@ from packhouse.system.wording import counted
 # How texts name their speakers, and divide turns.
 
 _WHO_ASKS = "human|user|customer|client|patient|student|you|me|question|q|用户|问"
-_COLON = "[:\uff1a]"  # also the wide one of Chinese (file 593)
-_ASKS = rf"(?i)^\s*(?:{_WHO_ASKS}) ?{_COLON}\s*"
+# Also the wide colon of Chinese (file 593), and the spaces of French (file 1712).
+_COLON = "[ \u00a0\u202f]?[:\uff1a]"
+_NAME = r"\w[\w '\u00a0\u202f-]{0,29}"
+_ASKS = rf"(?i)^\s*(?:{_WHO_ASKS}){_COLON}\s*"
 """Start of a prompt with the name of the speaker who asks."""
-_SAYS = re.compile(rf"\s*(\w[\w -]{{0,29}}?)(?<!\d) ?{_COLON}(?!//)")
+_SAYS = re.compile(rf"\s*(\w[\w -]{{0,29}}?)(?<!\d){_COLON}(?!//)")
 """Start of an answer with a name."""
 
 
@@ -53,7 +55,7 @@ _ONE_TURN = re.compile(r"^\s*[^\n:]{1,30}: ?([^\n]+)\n\s*[^\n:]{1,30}:\s*$")
 """A prompt with one line of one speaker, followed by the name of the next speaker."""
 _SPOKEN = re.compile(
     rf"{_ASKS}"
-    r".*\n\s*\w[\w '-]{0,29}:\s*\Z|.*(?:\n#|\s##)#* ?\w[\w ]{0,29}:\s*\Z",
+    rf".*\n\s*{_NAME}:\s*\Z|.*(?:\n#|\s##)#* ?{_NAME}:\s*\Z",
     re.DOTALL | re.IGNORECASE,
 )
 r"""A prompt that names its speakers and ends with the name of the one who answers, such as
@@ -63,12 +65,12 @@ _TAGGED = re.compile(rf"(?is)^\s*<(?:{_WHO_ASKS})>\s*(.*?)\s*<\w{{1,30}}>\s*$")
 _OPEN = re.compile(r"<(\w+)>\s*\Z|[\[({][\"']?\s*\Z")
 """A prompt that ends with a tag such as `<think>`, or with an opening bracket."""
 # Files 578 and 596 continue `답변:` and `Next Subgoal:` without a chat template, but became turns.
-_LABEL = re.compile(r"(?:\n\s*(?=\w)|(?=[<\[]))([<\[]?\w[\w '-]{0,29}[:\uff1a>\]])\s*\Z")
+_LABEL = re.compile(rf"(?:\n\s*(?=\w)|(?=[<\[]))([<\[]?{_NAME}[:\uff1a>\]])\s*\Z")
 """End of a prompt that names what follows: a last line `Answer:`, or a tag `<assistant>`."""
 # Files 770 and 777 became turns of a chat that end with `===` and `END`. All answers of file 724
 # end with `---`, which divides their parts.
-_SEPARATOR = r"\s*(?:[-=]+>|##+|={3,}|-{3,})\s*$"
-"""End of a prompt in the style of OpenAI's first fine-tuning guide."""
+_SEPARATOR = r"(?:\s*(?:[-=]+>|##+|={3,}|-{3,}))+\s*$"
+"""End of a prompt in the style of OpenAI's first fine-tuning guide; two of them in file 1725."""
 _STOP = r"\s*(?:\s->|##+|\sEND)\s*$"
 """End of an answer in the same style; `-->` ends a comment of HTML (file 1690)."""
 _PUNCTUATION = "()[]{}<>\"'`;,.:?!=+-/\\"
@@ -212,8 +214,9 @@ def _marks_of_all(
             return "names", whole.pattern, ""
     for end, texts in ((separator, prompts), (_STOP, answers)):
         if all(re.search(end, text) for text in texts):
-            return "separators at its end or the answer's", separator, _STOP
-    header = rf"{name} ?{_COLON}"
+            # Without a mark, the guide's answers end with a line break.
+            return "separators at its end or the answer's", separator, rf"{_STOP}|\s+$"
+    header = rf"{name}{_COLON}"
     if name and not any(re.search(rf"\n{header}", text) for text in (*prompts, *answers)):
         return BOTH_NAMES, _ASKS, rf"^\s*{header}\s*"  # one turn each
     return None

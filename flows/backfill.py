@@ -12,10 +12,11 @@ from schemas.places import RecipeName, StorePlace
 from tasks.artifacts import backfill_artifacts
 from tasks.engines import Runner
 from tasks.hooks import FLOW, backfill_run_name
-from tasks.outcomes import filled, name_of
+from tasks.outcomes import filled, name_of, with_stops
 
 
 @flow(name="backfill", flow_run_name=backfill_run_name, **FLOW)
+@with_stops
 def backfill(
     recipes: Annotated[list[RecipeName | Recipe], Field(min_length=1)],
     approval: bool = False,

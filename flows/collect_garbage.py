@@ -10,10 +10,12 @@ from schemas.places import StorePlace
 from tasks.allowed_places import allowed_store
 from tasks.artifacts import garbage_artifacts
 from tasks.hooks import FLOW, store_run_name
+from tasks.outcomes import with_stops
 from tasks.versions import collect, collected, datasets_of
 
 
 @flow(name="gc", flow_run_name=store_run_name, **FLOW)
+@with_stops
 def gc(
     store: StorePlace,
     dataset: Name | None = None,

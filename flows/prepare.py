@@ -19,6 +19,7 @@ from tasks.chain import prepare_run
 from tasks.dataset_slot import dataset_slot
 from tasks.engines import Runner
 from tasks.hooks import FLOW, recipe_run_name
+from tasks.outcomes import with_stops
 from tasks.steps import audit, files, format_, pack, publish, split, tokenize, validate
 
 STEPS = (validate, format_, tokenize, pack, split, audit, files, publish)
@@ -26,6 +27,7 @@ STEPS = (validate, format_, tokenize, pack, split, audit, files, publish)
 
 
 @flow(name="prepare", flow_run_name=recipe_run_name, **FLOW)
+@with_stops
 def prepare(recipe: Recipe, cache: Uri | None = None, runner: Runner | None = None) -> Any:
     """Prepare instruction data and publish it as a version of a dataset of packed tokens.
 

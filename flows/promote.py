@@ -8,10 +8,12 @@ from packhouse.recipe.sections import Name
 from schemas.places import StorePlace
 from tasks.allowed_places import allowed_store
 from tasks.hooks import FLOW, store_run_name
+from tasks.outcomes import with_stops
 from tasks.versions import move_ref, moved
 
 
 @flow(name="promote", flow_run_name=store_run_name, **FLOW)
+@with_stops
 def promote(
     store: StorePlace,
     dataset: Name,

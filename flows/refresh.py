@@ -13,9 +13,11 @@ from tasks.chain import refresh_run
 from tasks.dataset_slot import dataset_slot
 from tasks.engines import Runner
 from tasks.hooks import FLOW, recipe_run_name
+from tasks.outcomes import with_stops
 
 
 @flow(name="refresh", flow_run_name=recipe_run_name, **FLOW)
+@with_stops
 def refresh(
     recipe: RecipeName | Recipe,
     approval: bool = False,

@@ -10,10 +10,12 @@ from packhouse.system.wording import counted
 from schemas.places import StorePlace
 from tasks.allowed_places import allowed_store
 from tasks.hooks import FLOW, store_run_name
+from tasks.outcomes import with_stops
 from tasks.versions import move_ref, moved, past_of_ref
 
 
 @flow(name="rollback", flow_run_name=store_run_name, **FLOW)
+@with_stops
 def rollback(
     store: StorePlace,
     dataset: Name,

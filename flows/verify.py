@@ -9,10 +9,12 @@ from schemas.places import StorePlace
 from tasks.allowed_places import allowed_store
 from tasks.artifacts import verify_artifacts
 from tasks.hooks import FLOW, store_run_name
+from tasks.outcomes import with_stops
 from tasks.versions import checked, datasets_of, verify_one
 
 
 @flow(name="verify", flow_run_name=store_run_name, **FLOW)
+@with_stops
 def verify(store: StorePlace, dataset: Name | None = None, version: str = "latest") -> Any:
     """Check every byte, schema, count and value of published versions. Reads only the store.
 

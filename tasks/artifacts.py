@@ -53,7 +53,7 @@ from tasks.events import gate_of
 from tasks.outcomes import Runs
 
 # A page shows what is wrong with the rows; `packhouse quarantine` shows all of them.
-_MOST_DETAIL = 120
+_MOST_DETAIL = 400
 _MOST_SHOWN = 10
 _MOST_RAW = 160
 """Maximum bytes of a bad row shown on a page."""
@@ -123,7 +123,7 @@ def _refused_rows(recipe: Recipe, bad: pa.Table) -> list[str]:
     lines = lines_of_rows(first, recipe.sources)
     rows = [
         f"| {for_markdown(place_of(row, lines))} | {for_markdown(row['reason'])} "
-        f"| {for_markdown(row['detail'][:_MOST_DETAIL])} "
+        f"| {for_markdown(_detail(row))} "
         f"| {markdown_code(row['raw'][:_MOST_RAW].decode('utf-8', 'replace'))} |"
         for row in first
     ]
@@ -225,9 +225,9 @@ def backfill_artifacts(runs: Runs) -> None:
 
 
 def _create_table(key: str, rows: Sequence[Mapping[str, Any]], description: str) -> None:
-    """Create a table artifact; the UI renders its cells as Markdown."""
+    """Create a table artifact; the UI shows its cells as plain text."""
     cells = [
-        {name: for_markdown(cell) if isinstance(cell, str) else cell for name, cell in row.items()}
+        {name: for_terminal(cell) if isinstance(cell, str) else cell for name, cell in row.items()}
         for row in rows
     ]
     create_table_artifact(key=key, table=cells, description=for_markdown(description))
@@ -291,7 +291,7 @@ def _held(prepared: Prepared) -> list[str]:
             *(f"- {for_markdown(reason)}" for reason in prepared.published.held_back),
             "",
             "## How to promote it",
-            *_how_to_promote(prepared.uri, prepared.dataset, ref, prepared.pinned),
+            *_how_to_promote(prepared.store, prepared.dataset, ref, prepared.pinned, at),
         ]
     if at is not None and at != prepared.version:
         return [f"The ref {markdown_code(ref)} stays at {markdown_code(at)}, published after it."]
@@ -352,8 +352,7 @@ def _quarantine_table(
             "reason": reason,
             "records": number,
             "samples": "; ".join(
-                f"{place_of(row, lines)}: {row['detail'][:_MOST_DETAIL]}"
-                for row in known.get((step, reason), ())
+                f"{place_of(row, lines)}: {_detail(row)}" for row in known.get((step, reason), ())
             ),
         }
         for step, reason, number in counts
@@ -368,14 +367,11 @@ def _quarantine_table(
 
 
 def _refresh_page(recipe: Recipe, refreshed: Refreshed) -> list[str]:
-    place = f"{recipe.publish.store.rstrip('/')}/{refreshed.dataset}"
     lines = [f"# {refreshed.dataset}: {refreshed.outcome}", for_markdown(refreshed.message)]
     if refreshed.outcome in ("waiting", "held"):
-        lines += [
-            "",
-            "## How to promote it",
-            *_how_to_promote(place, refreshed.dataset, refreshed.ref, refreshed.version),
-        ]
+        current = refreshed.change.diff.old if refreshed.change else None
+        what = refreshed.dataset, refreshed.ref, refreshed.version, current
+        lines += ["", "## How to promote it", *_how_to_promote(recipe.publish.store, *what)]
     if refreshed.gates:
         lines += ["", "## Gates", *gates_table(refreshed.gates)]
     if refreshed.change:
@@ -389,14 +385,24 @@ def _refresh_page(recipe: Recipe, refreshed: Refreshed) -> list[str]:
     return lines
 
 
-def _how_to_promote(place: str, dataset: str, ref: str, version: str) -> list[str]:
+def _how_to_promote(
+    store: str, dataset: str, ref: str, version: str, current: str | None
+) -> list[str]:
+    place = f"{store.rstrip('/')}/{dataset}"
+    compare = f"- compare first: {markdown_code(f'packhouse diff {place}@{ref} {version}')}"
     return [
-        f"- compare first: {markdown_code(f'packhouse diff {place}@{ref} {version}')}",
+        *([compare] if current else []),
         "- in Prefect: resume this run if it is paused, or run `promote/promote-version` with "
-        f"dataset {markdown_code(dataset)}, version {markdown_code(version)}, "
-        f"ref {markdown_code(ref)}, and the store of this run",
+        f"store {markdown_code(store)}, dataset {markdown_code(dataset)}, version "
+        f"{markdown_code(version)}, ref {markdown_code(ref)}",
         f"- in a shell: {markdown_code(f'packhouse ref set {place} {ref} {version}')}",
     ]
+
+
+def _detail(row: Mapping[str, Any]) -> str:
+    """Return what is wrong with a row, possibly with a setting to copy."""
+    detail = row["detail"]
+    return detail if len(detail) <= _MOST_DETAIL else f"{detail[:_MOST_DETAIL]} ..."
 
 
 def _short(value: object) -> str:

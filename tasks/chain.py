@@ -5,11 +5,14 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from textwrap import shorten
 from threading import current_thread, main_thread
 from typing import Any
 
 from prefect import Task
+from prefect.client.base import ServerType
+from prefect.client.orchestration import get_client
 
 from packhouse.addons.ci.refresh import (
     Outcome,
@@ -33,11 +36,16 @@ from packhouse.system.disks import CachePlace
 from packhouse.system.escaping import for_terminal
 from packhouse.system.progress import start_phase
 from packhouse.system.wording import counted, text_table
-from tasks.artifacts import publish_artifacts, refresh_artifacts, refusal_artifacts
+from tasks.artifacts import (
+    artifact_key,
+    publish_artifacts,
+    refresh_artifacts,
+    refusal_artifacts,
+)
 from tasks.cleanup import end_questions
 from tasks.engines import Runner
 from tasks.events import announce_held, announce_published
-from tasks.outcomes import ended, flow_run, is_approved, is_repeated, stopped
+from tasks.outcomes import ended, flow_run, is_approved, is_repeated
 from tasks.progress import progress_artifacts
 from tasks.runner import prefect_runner
 from tasks.steps import this_run
@@ -96,8 +104,9 @@ def run_chain(
                 for note in mirror.notes if mirror else ():
                     log.warning("%s", note)
         except PackhouseError as error:
+            error = _with_page(recipe, error)
             refusal_artifacts(recipe, error)
-            raise
+            raise error from None
         block = ledger_block(prepared.ledger, filters_of(prepared.published.sources))
         table = text_table([block.columns, *block.rows])
         log.info("%s", "\n".join(["the ledger of the run", table, *block.lines]))
@@ -107,6 +116,18 @@ def run_chain(
         if prepared.published.held_back:
             announce_held(prepared)
     return prepared
+
+
+def _with_page(recipe: Recipe, error: PackhouseError) -> PackhouseError:
+    """Return the error with the page that shows the bad rows: a form gives no recipe file."""
+    with get_client(sync_client=True) as client:
+        if client.server_type == ServerType.EPHEMERAL:  # nobody can open its pages
+            return error
+    said = str(error).replace(
+        "run `packhouse quarantine show RECIPE`",
+        f"open the artifact '{artifact_key(recipe.dataset, 'refused')}' of this run",
+    )
+    return type(error)(said, **error.facts)
 
 
 def _log_step(
@@ -176,10 +197,7 @@ def prepare_run(
     recipe: Recipe, cache: CachePlace, steps: Steps, runner: Runner | None = None
 ) -> Any:
     """Run the chain, and return the final state of the run with a `Prepared`."""
-    try:
-        prepared = run_chain(recipe, cache, steps, runner)
-    except PackhouseError as error:
-        return stopped(error)
+    prepared = run_chain(recipe, cache, steps, runner)
     published, version = prepared.published, prepared.version
     ref, at = published.ref, published.ref_version or published.ref_before
     outcome: Outcome = "published"
@@ -211,23 +229,20 @@ def refresh_run(
         The final state of the run, with a `Refreshed`.
     """
     start_phase("checking the sources")
-    try:
-        found = look_at_sources(recipe, str(cache.folder))
-        if found.is_unchanged or (approval and found.is_waiting):
-            try:
-                refreshed = unchanged(recipe, found, cache.folder)
-            except PackhouseError as error:
-                refusal_artifacts(recipe, error)
-                raise
-        else:
-            published = candidate_recipe(recipe) if approval else recipe
-            prepared = run_chain(published, cache, steps, runner, found.plan)
-            refreshed = finish_refresh(recipe, found, prepared, by=this_run())
-            if approval and refreshed.prepared and refreshed.prepared.published.held_back:
-                announce_held(refreshed.prepared)
-        refresh_artifacts(recipe, refreshed)
-    except PackhouseError as error:
-        return stopped(error)
+    found = look_at_sources(recipe, str(cache.folder))
+    if found.is_unchanged or (approval and found.is_waiting):
+        try:
+            refreshed = unchanged(recipe, found, cache.folder)
+        except PackhouseError as error:
+            refusal_artifacts(recipe, error)
+            raise
+    else:
+        published = candidate_recipe(recipe) if approval else recipe
+        prepared = run_chain(published, cache, steps, runner, found.plan)
+        refreshed = finish_refresh(recipe, found, prepared, by=this_run())
+        if approval and refreshed.prepared and refreshed.prepared.published.held_back:
+            announce_held(refreshed.prepared)
+    refresh_artifacts(recipe, refreshed)
     made = refreshed.prepared
     return _ended(
         recipe,
@@ -266,14 +281,18 @@ def _ended(
     end_questions(*place, ref, version if outcome == "published" else current, version)
     if outcome in ("waiting", "held"):
         move = (
-            f"run the deployment promote/promote-version with dataset {recipe.dataset}, version "
-            f"{version}, ref {ref}"
+            f"run the deployment promote/promote-version with store {place[0]}, dataset "
+            f"{recipe.dataset}, version {version}, ref {ref}"
         )
         question = (
-            f"{message}. To move '{ref}', resume this run, or {move}. To keep it, cancel this run"
+            f"{message}. To move '{ref}', resume this run, or {move}. To leave '{ref}' as it is, "
+            "cancel this run"
         )
         message += f". To move '{ref}', {move}"
         if is_approved(outcome, question, version, is_new=is_new):
             move_ref(*place, version, ref, current, "approved: someone resumed the run")
             outcome, message = "published", f"'{ref}' moved to {version}: someone resumed this run"
+            if isinstance(data, Refreshed):
+                data = replace(data, outcome=outcome, said=message, command="")
+                refresh_artifacts(recipe, data)
     return ended(outcome, message, version, data)

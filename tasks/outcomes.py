@@ -17,9 +17,10 @@ runs, such as those of a backfill, cannot be paused; they are Completed, and the
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import wraps
 from itertools import pairwise
-from typing import Any
+from typing import Any, ParamSpec
 from uuid import uuid4
 
 from prefect.client.orchestration import get_client
@@ -37,6 +38,7 @@ from tasks.events import announce_end, gate_of
 
 log = logging.getLogger("packhouse.flows")
 
+P = ParamSpec("P")
 _STATES: dict[Outcome, str] = {
     "published": "Published",
     "unchanged": "Unchanged",
@@ -85,6 +87,22 @@ def ended(outcome: Outcome, message: str, version: str, data: object) -> State[A
     tag_run(version=version, outcome=outcome)
     log.log(logging.WARNING if outcome == "held" else logging.INFO, "%s", message)
     return Completed(name=_STATES[outcome], data=data, message=message)
+
+
+def with_stops(flow: Callable[P, Any]) -> Callable[P, Any]:
+    """Decorate the function of a flow so that an error ends its run as `stopped` says.
+
+    For an exception, Prefect would put words of its own before the message.
+    """
+
+    @wraps(flow)
+    def run(*args: P.args, **kwargs: P.kwargs) -> Any:
+        try:
+            return flow(*args, **kwargs)
+        except PackhouseError as error:
+            return stopped(error)
+
+    return run
 
 
 def stopped(error: PackhouseError) -> State[Any]:
@@ -174,9 +192,10 @@ def filled(runs: Runs) -> State[Any]:
     if open_:
         message += (
             f". The refs of {', '.join(open_)} did not move; the artifact 'backfill' of this run "
-            "shows the command that moves each of them"
+            "shows how to move each of them"
         )
     if bad:
-        return Failed(data=data, message=message)
+        # Prefect raises the data of a failed run, so it must be an exception.
+        return Failed(data=PackhouseError(message, recipes=data), message=message)
     name = "Held" if outcomes["Held"] else "WaitingForApproval" if open_ else None
     return Completed(name=name, data=data, message=message)

@@ -10,9 +10,9 @@ from packhouse.addons.ci.refresh import RefreshStatus, check_sources, planned_ve
 from packhouse.addons.gc import GcReport, collect_garbage
 from packhouse.errors import IntegrityError, VersionNotFoundError
 from packhouse.recipe import Recipe
-from packhouse.store import Ref, load_ref, open_store, open_version, set_ref
+from packhouse.store import Ref, open_store, open_version, set_ref
 from packhouse.store.object_keys import is_name
-from packhouse.store.refs import scan_refs
+from packhouse.store.refs import earlier_move, scan_refs
 from packhouse.store.version_reader import VerifyReport, verify_version
 from packhouse.system.wording import counted
 from tasks.artifacts import move_artifacts
@@ -102,15 +102,8 @@ def past_of_ref(store: str, dataset: str, ref: str, steps: int) -> tuple[str, st
     This is a separate task: if it were retried together with the move, a lost response could move
     the ref back twice.
     """
-    found = load_ref(open_store(store), dataset, ref)
-    if found is None:
-        raise VersionNotFoundError(f"'{dataset}' in '{store}' has no ref '{ref}'")
-    if steps > len(found.past):
-        raise VersionNotFoundError(
-            f"cannot roll back ref '{ref}' of '{dataset}' by {counted(steps, 'move')}: its history "
-            f"has {len(found.past)}"
-        )
-    return found.version, found.past[steps - 1].version
+    found, move = earlier_move(open_store(store), dataset, ref, steps)
+    return found.version, move.version
 
 
 @retried_task(name="collect", task_run_name="collect: {dataset}")

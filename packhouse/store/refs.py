@@ -405,6 +405,26 @@ def set_ref(
         return run(store, steps)
 
 
+def earlier_move(store: ObjectStore, dataset: str, name: str, steps_back: int) -> tuple[Ref, Move]:
+    """Return a ref, and the move that it made `steps_back` moves before its last one.
+
+    Raises:
+        VersionNotFoundError: the ref does not exist, or has fewer moves.
+    """
+    current = load_ref(store, dataset, name)
+    if current is None:
+        with explaining(store, dataset):
+            raise VersionNotFoundError(f"'{dataset}' has no ref '{name}'")
+    assert current is not None
+    if not 1 <= steps_back <= len(current.past):
+        raise VersionNotFoundError(
+            f"cannot roll back ref '{name}' of '{dataset}' by {counted(steps_back, 'move')}: it "
+            f"has {counted(len(current.past), 'earlier version')}. List them with `packhouse ref "
+            f"log {store.uri}/{dataset} {name}`"
+        )
+    return current, current.past[steps_back - 1]
+
+
 def rollback_ref(
     store: ObjectStore, dataset: str, name: str, steps_back: int = 1, reason: str = ""
 ) -> Ref:
@@ -414,23 +434,13 @@ def rollback_ref(
         VersionNotFoundError: The ref does not exist, or has fewer moves.
         ConflictError: Someone else moved the ref meanwhile.
     """
-    current = load_ref(store, dataset, name)
-    if current is None:
-        with explaining(store, dataset):
-            raise VersionNotFoundError(f"'{dataset}' has no ref '{name}'")
-    assert current is not None
-    if not 1 <= steps_back <= len(current.past):
-        raise VersionNotFoundError(
-            f"cannot roll back ref '{name}' of '{dataset}' by {counted(steps_back, 'move')}: its "
-            f"history has {len(current.past)}. List it with `packhouse ref log`"
-        )
-    to, now = current.past[steps_back - 1], current.version
+    current, to = earlier_move(store, dataset, name, steps_back)
     return set_ref(
         store,
         dataset,
         name,
         to.version,
-        expected=now,
+        expected=current.version,
         manifest_id=to.manifest_id,
         reason=reason or f"rolled back {counted(steps_back, 'move')}",
     )

@@ -217,7 +217,7 @@ def test_a_deployed_run_waits_for_a_person_who_resumes_it_and_the_ref_moves(plac
     candidate = ref(place, "latest.candidate")
     assert (run.state.type.value, run.state.name) == ("PAUSED", "WaitingForApproval")
     assert "To move 'latest', resume this run, or run the deployment promote" in run.state.message
-    assert run.state.message.endswith("To keep it, cancel this run")
+    assert run.state.message.endswith("To leave 'latest' as it is, cancel this run")
     assert run.tags == ["dataset:demo", f"version:{candidate}"]  # they stay if it is cancelled
     assert ref(place) == first
 
@@ -232,6 +232,7 @@ def test_a_deployed_run_waits_for_a_person_who_resumes_it_and_the_ref_moves(plac
     moved = load_ref(open_store(str(place / "store")), "demo", "latest")
     assert (moved.version, moved.note.by) == (candidate, f"run refresh demo {run.id}")
     assert moved.note.reason == "approved: someone resumed the run"
+    assert newest("demo-refresh").startswith("# demo: published\n'latest' moved to")
 
 
 def test_a_cancelled_question_that_is_run_again_asks_again(place, deployed, first):
@@ -312,7 +313,10 @@ def test_a_prepared_version_whose_ref_is_held_is_shown_as_held(place, cache, fir
     state = prepare(recipe, cache=str(cache), return_state=True)
     assert (state.type.value, state.name) == ("COMPLETED", "Held")
     assert "'latest' stays: source drift" in state.message
-    assert "run the deployment promote/promote-version with dataset demo" in state.message
+    promote_with = (
+        f"run the deployment promote/promote-version with store {place / 'store'}, dataset"
+    )
+    assert promote_with in state.message
     page = newest("demo-version")
     assert "## Held: `latest` stays where it is" in page
     assert "points to it" not in page
@@ -407,7 +411,7 @@ def test_a_refusal_shows_the_first_bad_rows_their_cause_and_what_to_type(place, 
     said = (
         "instructions/instructions.jsonl line 1, .*[.] Rows of 'instructions' look like `chat`, "
         "but the recipe reads them as `alpaca`. Try `format: chat`, or `format: mixed` if rows "
-        "have several shapes. To see the bad rows, run `packhouse quarantine show RECIPE`"
+        "have several shapes. To see the bad rows, open the artifact 'demo-refused' of this run"
     )
     assert re.search(said, state.message)
     assert str(cache) not in state.message
@@ -454,8 +458,13 @@ def test_rollback_goes_back_and_once_only_however_often_the_move_is_retried(
     assert f"`{second}`" in page
     assert "| rolled back 1 move |" in page
 
-    with pytest.raises(VersionNotFoundError, match="by 9 moves: its history has 2"):
-        rollback(str(place / "store"), "demo", steps=9)
+    state = rollback(str(place / "store"), "demo", steps=9, return_state=True)
+    said = (
+        "VersionNotFoundError: cannot roll back ref 'latest' of 'demo' by 9 moves: it has 2 earlier"
+    )
+    assert state.message.startswith(said)
+    with pytest.raises(VersionNotFoundError, match="by 9 moves"):
+        state.result()
 
 
 def test_a_conflict_is_not_retried(place, both, monkeypatch):
@@ -520,6 +529,8 @@ def test_a_backfill_continues_when_a_recipe_fails_and_names_it(place, cache, fir
     state = backfill([bad, demo], cache=str(cache), return_state=True)
     assert state.is_failed()
     assert state.message == "1 of 2 recipes failed: bad"
+    with pytest.raises(PackhouseError, match="1 of 2 recipes failed: bad"):
+        state.result()
     assert run_of(state).name == "backfill 2 recipes"
     rows = json.loads(newest("backfill"))
     assert [(row["recipe"], row["state"]) for row in rows] == [
@@ -533,7 +544,7 @@ def test_a_backfill_continues_when_a_recipe_fails_and_names_it(place, cache, fir
     assert (asked.type.value, asked.name) == ("COMPLETED", "WaitingForApproval")
     assert asked.message.endswith(
         " done: 1 WaitingForApproval. The refs of demo did not move; the artifact 'backfill' of "
-        "this run shows the command that moves each of them"
+        "this run shows how to move each of them"
     )
 
 

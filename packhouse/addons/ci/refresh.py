@@ -234,7 +234,7 @@ def unchanged(recipe: Recipe, found: RefreshStatus, cache: Path) -> Refreshed:
     limits = ref_gates(recipe.publish, found.ref, change)
     reasons = change.reasons(recipe.publish) if change else ()
     outcome: Outcome = "waiting"
-    state = f"{version} is still waiting for approval"
+    state = f"{version} is published, but nobody has approved it"
     if found.is_unchanged:
         outcome, state = "unchanged", f"'{found.ref}' already points to {version}"
     elif reasons:

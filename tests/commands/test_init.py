@@ -514,6 +514,14 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
         "begins with a line that is not JSON: x. Remove this line"),
     "rows without their last fields": ("a.csv", b"Label,Raw," + table(
         named("Question", "Answer"), ","), "has 5). Write every field of the header in each row"),
+    "names in preferred answers": ("a.jsonl", each(lambda t: {"chosen":
+        f"Human: {t[0]}\nAssistant: {t[1]}", "rejected": f"Human: {t[0]}\nAssistant: No."}),
+        "'chosen' contains marks of speakers"),
+    "a prompt with marks, a question, and preferred answers": ("a.jsonl", each(lambda t: {"prompt":
+        f"<|im_start|>user\n{t[0]}<|im_end|>\n<|im_start|>assistant\n", "question": t[0],
+        "chosen": t[1], "rejected": "I do not know."}), "contains marks of a chat template"),
+    "questions with images, and answers": ("a.jsonl", each(lambda t: {"messages": [{"role": "user",
+        "content": IMAGE}], "answer": t[1]}), "end with a question. Write its answer as the last"),
     "keys that occur twice": ("a.jsonl", b'{"prompt": "a", "prompt": "b"}\n' * 9,
         "the key 'prompt' occurs twice"),
     "raw line breaks in texts": ("a.jsonl",
@@ -1090,6 +1098,29 @@ def test_texts_next_to_the_rows_are_named(project, given):
 
     assert (code, "12 rows; not read: system, next to the rows" in said) == (0, True), said
     check(project.read(), TALKS)
+
+
+def test_the_messages_of_a_log_are_not_trained_without_a_choice(project):
+    rows = [{"chat_id": n % 3, "message_id": n, "text": t.question} for n, t in enumerate(TALKS)]
+    Path("a.jsonl").write_bytes(lines(rows))
+
+    code, said = project.init("a.jsonl")
+
+    assert (code, "Only one way" in said) == (7, True), said
+
+
+def test_the_row_with_the_most_tokens_is_among_the_examples(project):
+    rows = [{"question": f"Why {n}?", "answer": "word " * (1200 + n % 9)} for n in range(1500)]
+    rows[701]["answer"] = "3 1 4 1 5 " * 400
+    Path("a.jsonl").write_bytes(lines(rows))
+
+    code, said = project.init("a.jsonl")
+
+    assert code == 0, said
+    (most,) = re.findall(r"including the longest texts: .*maximum ([\d,]+)", " ".join(said.split()))
+    tokenizer = load_tokenizer(load_snapshot(TOKENIZER).backend)
+    num_tokens = [len(tokenizer.encode(rows[n]["answer"]).ids) for n in (701, 800)]
+    assert int(most.replace(",", "")) > num_tokens[0] > 1.5 * num_tokens[1]
 
 
 def test_rows_that_all_have_images_cannot_all_be_left_out(project):

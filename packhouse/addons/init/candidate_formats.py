@@ -72,6 +72,8 @@ from packhouse.read.single_turn_formats import TextFields
 
 _SCORES = ("similarity", "similarity_score", "score", "label", "is_duplicate")
 """Names of fields with the similarity of two texts."""
+_SENDERS = frozenset("user username sender speaker chat".split())
+"""Words in names of fields with the sender of a message."""
 _UTTERANCES = frozenset("patterns examples utterances".split())
 """Words in names of lists of texts that have the same intent and answer."""
 _PIECES = frozenset("words tokens characters chars sentences".split())
@@ -113,6 +115,9 @@ def readings_of(layout: Layout, fields: Mapping[str, Field]) -> list[Reading]:
     # as answers.
     if is_compared := _are_compared(rows):
         found = [replace(each, is_sure=False) for each in _preferences(rows)]
+    if {"chosen", "rejected"} <= rows[0].keys():
+        # In file 1758, whose prompts contain marks, `rejected` was offered as the context.
+        found = [each for each in found if {"chosen", "messages"} & {*each.reads.values()}]
     found = [_with_context(each, rows) for each in found]
     found += [text for each in found for text in _without_prompt(each, rows)]
     # Of file 742, a description was offered as the question, and the messages were left out.
@@ -216,7 +221,9 @@ def _natural(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Ite
         )
         # Texts next to a category (file 76) or to true and false (80) were trained as plain text.
         classes = list(_classes(names["text"], rest, fields)) if name == "text" else []
-        is_sure = not classes and not is_marked
+        # Messages of people in a log, as in file 1743, were trained as plain text.
+        is_log = name == "text" and any(_SENDERS & {*words_of(each)} for each in rest)
+        is_sure = not classes and not is_marked and not is_log
         yield read_as(name, reads, is_sure=is_sure, fields=dict(more), label_names=labels)
         yield from classes
         if "reasoning" in more:

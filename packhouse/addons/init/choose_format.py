@@ -24,7 +24,9 @@ from packhouse.addons.init.candidate_formats import readings_of, with_context
 from packhouse.addons.init.file_survey import Layout, Survey, as_line, refusal
 from packhouse.addons.init.lists_and_objects import questions_in
 from packhouse.addons.init.reading import (
+    ANSWER,
     Reading,
+    best_of,
     empty_answers,
     explanation,
     is_likely_answer,
@@ -34,6 +36,7 @@ from packhouse.addons.init.reading import (
 from packhouse.addons.init.turns_in_texts import SPEAKER_MARKS, marks_in, marks_left
 from packhouse.errors import PackhouseError
 from packhouse.read import read_shard, scan_source
+from packhouse.read.conversation_formats import is_transcript
 from packhouse.read.row_formats import MESSAGE_FIELDS, row_formats
 from packhouse.read.unread_fields import MIN_SHARE, is_media
 from packhouse.recipe import Recipe, SourceConfig, ValidateConfig
@@ -60,6 +63,8 @@ NAME_THE_FIELDS = (
 )
 """Advice for fields whose roles no name or value tells, after "If"."""
 _SAMPLE_ROWS = 500
+_LONGEST = 20
+"""Number of the longest rows of each shard in a sample."""
 
 
 BadRow = tuple[int, int | None, str]
@@ -135,14 +140,18 @@ def bad_rows(table: pa.Table) -> Iterator[tuple[str, BadRow]]:
 
 
 def _spread(table: pa.Table, number: int) -> npt.NDArray[np.int64]:
-    """Return indices of rows spread over a table, including the row with the longest messages."""
+    """Return indices of rows spread over a table, including those with the longest messages."""
     if table.num_rows <= number:
         return np.arange(table.num_rows)
     messages = table["messages"].combine_chunks()
-    sizes = pc.fill_null(pc.binary_length(messages.flatten().field("content")), 0)
+    content = messages.flatten().field("content")
+    # A digit is often a token, and an English word of five letters, too: of file 1769, the most
+    # tokens were not in the row with the most bytes.
+    digits = pc.multiply(pc.count_substring_regex(content, "[0-9]"), 4)
+    sizes = pc.fill_null(pc.add(pc.binary_length(content), digits), 0)
     ends = np.cumsum(np.append(0, sizes.to_numpy(zero_copy_only=False)))
     offsets = np.asarray(messages.offsets) - messages.offsets[0].as_py()
-    longest = int(np.argmax(np.diff(ends[offsets])))
+    longest = np.argsort(np.diff(ends[offsets]))[-_LONGEST:]
     return np.unique(np.append(np.linspace(0, table.num_rows - 1, number).astype(int), longest))
 
 
@@ -387,8 +396,10 @@ def _candidates(
         row_format = reading.settings["format"]
         is_parsed = row_format == "transcript" or reading.removes_marks
         marks = None if is_parsed else marks_in(layout.rows, list(reading.reads))
-        if row_format == "preference" and marks == SPEAKER_MARKS:  # it reads transcripts
-            marks = None
+        # It reads transcripts. The names in other texts were trained (file 1762).
+        if row_format == "preference" and marks == SPEAKER_MARKS:
+            said = [row.get(name) for row in layout.rows for name in reading.trained]
+            marks = None if all(map(is_transcript, said)) else marks
         # A prompt may quote a conversation, as in file 1200.
         if marks == SPEAKER_MARKS and not marks_in(layout.rows, reading.trained):
             reading, marks = replace(reading, is_sure=False), None
@@ -576,7 +587,13 @@ def _unknown(
             )
     others = [name for name in names if not is_metadata(name, survey.fields[name])] or [*names]
     is_text = len(others) == 1 and isinstance(row[others[0]], str)
-    if is_text or questions_in(layout.rows):
+    asked = questions_in(layout.rows)
+    if asked and best_of(texts, ANSWER):
+        return (
+            f"the messages in {' and '.join(map(repr, sorted(asked)))} end with a question. Write "
+            "its answer as the last message"
+        )
+    if is_text or asked:
         return (
             f"its rows contain {_kinds_of(row)} but no answers. Add a field with the answer to "
             "each row."

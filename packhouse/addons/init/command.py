@@ -589,7 +589,7 @@ def _of_lengths(lengths: Any, num_good: int) -> str:
     if not len(lengths):
         return "lengths are unknown"
     median, most = np.percentile(lengths, [50, 99])
-    of_all = f" of {num_good:,}, spread over the data and including the longest"
+    of_all = f" of {num_good:,}, spread over the data and including the longest texts"
     return (
         f"tokens of {counted(len(lengths), 'record')}{of_all if len(lengths) < num_good else ''}: "
         f"median {median:,.0f}, 99% have at most {most:,.0f}, maximum {lengths.max():,}"

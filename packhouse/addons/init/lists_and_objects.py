@@ -281,8 +281,11 @@ def _without_answer(rows: Sequence[Mapping[str, Any]], row_format: str) -> Itera
             messages = f"list_transform({messages}, lambda m: {made})"
         if not _are_messages(talks, row_format) or not _are_questions(talks, row_format):
             continue
-        if any(set(each) != {speaker, content} for talk in talks for each in talk):
+        said_before = [each for talk in talks for each in talk]
+        if any(set(each) != {speaker, content} for each in said_before):
             continue
+        if not all(isinstance(each[content], str) for each in said_before):
+            continue  # parts of a message would become JSON, such as images of file 1744
         name = "assistant" if speaker == "role" else "gpt"
         for said in answers:
             answer = f"{{'{speaker}': '{name}', '{content}': {sql(said)}}}"

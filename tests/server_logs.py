@@ -31,6 +31,9 @@ HARMLESS = (
     r"(?s)hmac\.compare_digest.*TypeError: comparing strings with non-ASCII characters",
     # A server that is stopped cancels its open queries.
     r"(?s)Exception during reset or similar.*\bCancelledError",
+    # A deployment replaced an automation while the server compared an event with it. The server
+    # tries the event again.
+    r"(?s)Trigger\._automation has been garbage collected",
 )
 
 _watched = {}  # number of bytes read of each log

@@ -80,7 +80,7 @@ from packhouse.system.plugins import import_extra
 from packhouse.system.progress import say, start_phase
 from packhouse.system.terminal import check_interrupted
 from packhouse.system.wording import counted, in_mb
-from packhouse.system.worker import return_freed_memory, run_if_idle
+from packhouse.system.worker import end_idle_workers, return_freed_memory, run_if_idle
 from packhouse.tokenize import fingerprint_tokenizer
 from packhouse.tokenize.encoders import forget_encoders
 
@@ -235,6 +235,9 @@ def output_jobs(
     return written, replace(plan.publish, inputs=tuple(job.ref for job in reads))
 
 
+_MANY_SHARDS = 4
+"""With more shards, the worker ends before the files are written, and the report gets a new one."""
+
 # Bytes written per raw byte, measured on Alpaca (docs/performance.md).
 _WRITTEN = {"validate": 1.3, "format": 1.6, "tokenize": 1.3}
 _WRITTEN_AFTER_PACK = 1.0
@@ -366,6 +369,8 @@ def prepare(
         ledger = ledger_of(steps.done)  # raises if a row is not accounted for
 
         steps.do(plan.audit)
+        if len(plan.shards) > _MANY_SHARDS:
+            end_idle_workers()
         steps.do(written)
         return_freed_memory()  # the worker needs some for the report
         (published,) = steps.do([last])

@@ -457,7 +457,8 @@ os.register_at_fork(after_in_child=_leave_workers)
 
 
 @atexit.register
-def _end_idle() -> None:
+def end_idle_workers() -> None:
+    """End the workers that wait for a call; the next call starts a new one."""
     while _idle:
         _idle.pop().end()
 

@@ -131,14 +131,14 @@ def test_a_pulled_folder_loads_verified(make_version, tmp_path):
 
 def test_a_full_disk_is_reported_in_a_sentence_and_leaves_nothing(make_version, tmp_path):
     uri = make_version()
-    worker._end_idle()  # a new file inherits the limit
+    worker.end_idle_workers()  # a new file inherits the limit
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (512, hard))
     try:
         with pytest.raises(DiskError, match=r"cannot write to the cache '.*': .* Free some space"):
             load_packed(uri, cache=tmp_path)
     finally:
-        worker._end_idle()
+        worker.end_idle_workers()
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert not list(tmp_path.rglob("*.arrow"))
     assert len(load_packed(uri, cache=tmp_path)) > 0

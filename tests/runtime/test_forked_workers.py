@@ -30,9 +30,9 @@ def fork_after(monkeypatch):
         monkeypatch.setattr(worker, "_forks", (made[0].requests, worker._environment()))
         return made[0]._worker._process.pid
 
-    worker._end_idle()
+    worker.end_idle_workers()
     yield start
-    worker._end_idle()
+    worker.end_idle_workers()
     made[0].close()
 
 

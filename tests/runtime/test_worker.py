@@ -44,11 +44,11 @@ def parent():
 @pytest.fixture(autouse=True)
 def forks(request, parent, monkeypatch):
     """Use forks, which take 0.5 s less than starting a worker, unless a test asks otherwise."""
-    worker._end_idle()
+    worker.end_idle_workers()
     if parent is not None and getattr(request, "param", "forked") == "forked":
         monkeypatch.setattr(worker, "_forks", (parent.requests, worker._environment()))
     yield
-    worker._end_idle()
+    worker.end_idle_workers()
 
 
 both = pytest.mark.parametrize("forks", ["started", "forked"], indirect=True)
@@ -189,7 +189,7 @@ def test_an_error_of_a_worker_is_one_of_ours(named):
     said = orjson.dumps(["error", named, "said", {"message": 1, "self": 2}])
     with pytest.raises(PackhouseError, match="said"):
         in_worker(partial(calls.lie, framed(said)))
-    worker._end_idle()  # later answers do not belong to the next call
+    worker.end_idle_workers()  # later answers do not belong to the next call
 
 
 def test_one_call_has_one_result():
@@ -197,7 +197,7 @@ def test_one_call_has_one_result():
         in_worker(partial(calls.lie, framed(b'["item", 1]')))
     with pytest.raises(TemplateError, match="its worker returned 0 results for one call"):
         in_worker(partial(calls.lie, framed(b'["done"]')))
-    worker._end_idle()
+    worker.end_idle_workers()
 
 
 def test_lists_that_lie_about_their_values_are_not_followed():

@@ -73,7 +73,7 @@ class Toys:
 @pytest.fixture
 def toys(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
-    worker._end_idle()  # a waiting worker of an earlier test does not know the folder
+    worker.end_idle_workers()  # a waiting worker of an earlier test does not know the folder
     yield Toys(tmp_path / "site")
     plugins.installed.cache_clear()
 

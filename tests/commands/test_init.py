@@ -1123,6 +1123,16 @@ def test_the_row_with_the_most_tokens_is_among_the_examples(project):
     assert int(most.replace(",", "")) > num_tokens[0] > 1.5 * num_tokens[1]
 
 
+@pytest.mark.parametrize("run", ["-" * 89, " " * 3000, "\n" * 3000, "### A:\n" * 999], ids=repr)
+def test_long_runs_of_signs_take_no_longer_than_other_texts(project, run):
+    rows = [named("prompt", "completion")[n] | {"prompt": f"{run}{n}?"} for n in range(12)]
+    Path("a.jsonl").write_bytes(lines(rows))
+
+    code, said = project.init("a.jsonl")
+
+    assert code == 0, said  # patterns that backtrack would need minutes or days
+
+
 def test_rows_that_all_have_images_cannot_all_be_left_out(project):
     rows = [{"messages": [{"role": "user", "content": IMAGE}, *chats_of(t)[1:]]} for t in TALKS]
     Path("a.jsonl").write_bytes(lines(rows))

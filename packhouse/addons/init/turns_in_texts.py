@@ -69,10 +69,13 @@ _LABEL = re.compile(rf"(?:\n\s*(?=\w)|(?=[<\[]))([<\[]?{_NAME}[:\uff1a>\]])\s*\Z
 """End of a prompt that names what follows: a last line `Answer:`, or a tag `<assistant>`."""
 # Files 770 and 777 became turns of a chat that end with `===` and `END`. All answers of file 724
 # end with `---`, which divides their parts.
-_SEPARATOR = r"(?:\s*(?:[-=]+>|##+|={3,}|-{3,}))+\s*$"
+_ONE_SEPARATOR = r"(?:[-=]+>|##+|={3,}|-{3,})"
+# Space between separators: without it, one line of 89 hyphens (file 1781) took minutes.
+_SEPARATOR = rf"\s*{_ONE_SEPARATOR}(?:\s+{_ONE_SEPARATOR})*\s*$"
 """End of a prompt in the style of OpenAI's first fine-tuning guide; two of them in file 1725."""
 _STOP = r"\s*(?:\s->|##+|\sEND)\s*$"
 """End of an answer in the same style; `-->` ends a comment of HTML (file 1690)."""
+_RUNS = re.compile(r"\s{21,}|(\W)\1{20,}")
 _PUNCTUATION = "()[]{}<>\"'`;,.:?!=+-/\\"
 _ANSWERS = {"answer": "completion"} | {n: n for n in ("completion", "chosen", "rejected")}
 """Fields of one answer, or of a preferred and a rejected one, by their role in a reading."""
@@ -147,6 +150,18 @@ _NO_NAMES = frozenset(
 )
 
 
+def _condensed(text: str) -> str:
+    """Return text with at most 20 of the same sign, or of white space, in succession.
+
+    Patterns are searched in it: in runs of hundreds, some would take minutes (file 1781).
+
+    Example:
+        >>> _condensed("a" + " " * 90 + "b" + "-" * 5)
+        'a                    b-----'
+    """
+    return _RUNS.sub(lambda run: run[0][:20], text)
+
+
 def with_speakers(
     reading: Reading, rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]
 ) -> list[Reading]:
@@ -163,8 +178,10 @@ def with_speakers(
     """
     asks = reading.prompt or ""
     talks = [row for row in rows if isinstance(row.get(asks), str)]
-    texts = [str(row[asks]) for row in talks]
-    answers = ["\n".join(str(row.get(name)) for name in reading.trained) for row in talks]
+    texts = [_condensed(row[asks]) for row in talks]
+    answers = [
+        "\n".join(_condensed(str(row.get(name))) for name in reading.trained) for row in talks
+    ]
     separator = _shared_end(texts) or _SEPARATOR
     marked = [_is_marked(*each, separator) for each in zip(texts, answers, strict=True)]
     # In file 388, `Bot:` at the start of each answer was trained.
@@ -377,7 +394,7 @@ def _conversations(rows: Sequence[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
     says = best_of(texts, ANSWER)
     if says and not any(BAD & {*words_of(name)} for name in rows[0]):
         for name in texts:
-            if all(_ANSWER_NEXT.search(str(row[name])) for row in rows):
+            if all(_ANSWER_NEXT.search(_condensed(str(row[name]))) for row in rows):
                 yield name, says
 
 
@@ -390,7 +407,7 @@ def templated_texts(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
         ['messages, without the marks of a chat template']
     """
     for names in _conversations(rows):
-        texts = ["".join(str(row[name]) for name in names) for row in rows]
+        texts = [_condensed("".join(str(row[name]) for name in names)) for row in rows]
         text = " || ".join(map(sql, names))
         if all("[INST]" in text for text in texts):
             for mark, header in _LLAMA_2.items():
@@ -437,7 +454,7 @@ def _plain_texts(reading: Reading, rows: Sequence[dict[str, Any]]) -> tuple[str,
     is_plain = reading.settings["format"] == "text" and "select" not in reading.settings
     if others or not is_plain:
         return name, []
-    return name, [text for row in rows if isinstance(text := row.get(name), str)]
+    return name, [_condensed(text) for row in rows if isinstance(text := row.get(name), str)]
 
 
 def marks_in(rows: Sequence[Any], names: Iterable[str]) -> str | None:
@@ -487,4 +504,4 @@ def marks_left(talks: Sequence[Sequence[Mapping[str, Any]]]) -> str | None:
 
 
 def _said(talk: Sequence[Mapping[str, Any]], roles: Collection[str]) -> Iterator[str]:
-    return (said["content"] or "" for said in talk if said["role"] in roles)
+    return (_condensed(said["content"] or "") for said in talk if said["role"] in roles)

@@ -446,15 +446,16 @@ def _declared(tool: dict[str, Any]) -> list[Any]:
 
 
 def _definition(tool: Any) -> Any:
-    """Return a function in OpenAI's form; other tools as they are, such as a web search."""
-    function = tool.get("function", tool)
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+    """Return a function in OpenAI's form; other tools unchanged, such as a web search."""
+    is_wrapped = isinstance(tool.get("function"), dict)
+    function = tool["function"] if is_wrapped else tool
+    if not is_wrapped and not isinstance(function.get("name"), str):
         return tool
     # Anthropic's and MCP's names. Templates would write them, or miss the parameters.
     schemas = {"parameters", "input_schema", "inputSchema"} & function.keys()
     if len(schemas) == 1:
         function = {"parameters" if k in schemas else k: value for k, value in function.items()}
-    if "function" in tool:  # with the order of its keys
+    if is_wrapped:  # with the order of its keys
         return ({} if "type" in tool else {"type": "function"}) | tool | {"function": function}
     return {"type": "function", "function": {k: v for k, v in function.items() if k != "type"}}
 

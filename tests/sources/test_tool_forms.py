@@ -26,6 +26,7 @@ WRAPPED = {"type": "function", "function": BARE}
         (NAMED | {"inputSchema": {"type": "object"}}, WRAPPED),
         ({"function": NAMED | {"input_schema": {"type": "object"}}}, WRAPPED),
         ({"functionDeclarations": [BARE]}, WRAPPED),
+        (BARE | {"function": "text"}, {"type": "function", "function": BARE | {"function": "text"}}),
         ({"functionDeclarations": [BARE], "googleSearch": {}},) * 2,
     ],
     ids=str,

@@ -168,7 +168,7 @@ def with_speakers(
     r"""Return a reading, or several if its texts already mark where a turn begins or ends.
 
     The first reads them without these marks, the second continues the prompts without a chat
-    template, and the last reads them as they are.
+    template, and the last reads them unchanged.
 
     Example:
         >>> row = {"prompt": "User: Hi\nBot:", "completion": " Hello"}

@@ -11,6 +11,7 @@ from tests.templates.toys import CHATML, chat_renderer
 
 NAMED = {"name": "add", "description": "adds"}
 BARE = NAMED | {"parameters": {"type": "object"}}
+ODD = BARE | {"function": "text"}
 WRAPPED = {"type": "function", "function": BARE}
 
 
@@ -26,7 +27,7 @@ WRAPPED = {"type": "function", "function": BARE}
         (NAMED | {"inputSchema": {"type": "object"}}, WRAPPED),
         ({"function": NAMED | {"input_schema": {"type": "object"}}}, WRAPPED),
         ({"functionDeclarations": [BARE]}, WRAPPED),
-        (BARE | {"function": "text"}, {"type": "function", "function": BARE | {"function": "text"}}),
+        (ODD, {"type": "function", "function": ODD}),
         ({"functionDeclarations": [BARE], "googleSearch": {}},) * 2,
     ],
     ids=str,

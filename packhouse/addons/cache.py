@@ -442,8 +442,8 @@ def gc_command(
     verb = "nothing was deleted; to delete them, pass --delete"
     if delete:
         verb = f"{counted(freed, 'byte')} freed"
-    found = f"{counted(num_bytes, 'byte')} in {counted(len(chosen), 'job')}"
-    echo(f"{found}: {verb}" if chosen else "nothing to delete")
+    size = f"{counted(num_bytes, 'byte')} in {counted(len(chosen), 'job')}"
+    echo(f"{size}: {verb}" if chosen else "nothing to delete")
     if kept and not unfinished:
         runs = counted(num_runs, "unfinished run")
         echo(

@@ -375,6 +375,9 @@ ASKED: dict[str, tuple[Callable[[int, Talk], dict[str, Any]], int, list[Talk]]] 
         "completion": f" {t[1]} ###"}, 1, TALKS),
     "prompts that end with two separators": (lambda n, t: {"prompt": f"{t[0]} ->{' ->' * (n % 2)}",
         "completion": f" {t[1]}\n"}, 1, TALKS),
+    "answers with a stop mark of their own": (lambda n, t: {"prompt": f"{t[0]} (sum {n})",
+        "completion": f"\r\n{t[1]} $$$$"}, 1, [Talk(f"{t[0]} (sum {n})", t[1]) for n, t in
+        enumerate(TALKS)]),
     "prompts with a French label": (lambda n, t: {"prompt": f"{t[0]}\n\nR\u00e9ponse\u00a0:",
         "completion": f" {t[1]}"}, 1, [Talk(f"{t[0]}\n\nR\u00e9ponse\u00a0:", t[1])
         for t in TALKS]),

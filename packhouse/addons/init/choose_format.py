@@ -55,7 +55,8 @@ _FOUND = ("encoding", "file_format", "rows_at", "table")
 _MAX_CANDIDATES = 6
 NAME_THE_FIELDS = (
     "two fields contain question and answer, name them with --set format=question_answer --set "
-    'fields=\'{"question": "FIELD", "answer": "FIELD"}\', or, inside objects, with --set '
+    'fields=\'{"question": "FIELD", "answer": "FIELD"}\' (and "context": "FIELD" for a text that '
+    "the question is about), or, inside objects, with --set "
     'select=\'{"question": "FIELD.NAME", "answer": "FIELD"}\'. To train one field as plain text, '
     'use --set format=text --set fields=\'{"text": "FIELD"}\'. Otherwise, write rows that have '
     'answers: {"question": "...", "answer": "..."} or {"messages": [{"role": "user", "content": '
@@ -541,7 +542,8 @@ def _unknown(
     if survey.num_rows == 1 and len(names) > 2 and all(isinstance(v, str) for v in names.values()):
         return (
             "its only row is an object of texts. If its names are questions and its values "
-            'answers, write a row for each: {"question": "...", "answer": "..."}'
+            'answers, write a row for each: {"question": "...", "answer": "..."}. If '
+            f"{NAME_THE_FIELDS}"
         )
     if failed is not None and not failed.trial.bad:
         return "media=drop_rows leaves out all of its rows. Use media=drop_parts"

@@ -182,8 +182,8 @@ def with_speakers(
     answers = [
         "\n".join(_condensed(str(row.get(name))) for name in reading.trained) for row in talks
     ]
-    separator = _shared_end(texts) or _SEPARATOR
-    marked = [_is_marked(*each, separator) for each in zip(texts, answers, strict=True)]
+    ends = _shared_end(texts) or _SEPARATOR, _shared_end(answers) or _STOP
+    marked = [_is_marked(*each, *ends) for each in zip(texts, answers, strict=True)]
     # In file 388, `Bot:` at the start of each answer was trained.
     name = name_of_answers(texts, answers)
     if sum(marked) <= MAX_EMPTY * len(texts) and name is None and not _end_on_a_label(texts):
@@ -191,14 +191,14 @@ def with_speakers(
     unsure = replace(reading, is_sure=False)
     made = [replace(unsure, template="completion"), unsure]
     said = {name: ours for name, ours in reading.reads.items() if ours in _ANSWERS}
-    removed = _marks_of_all(texts, answers, separator, name)
+    removed = _marks_of_all(texts, answers, ends, name)
     if removed is None or not said or len(reading.reads) > 1 + len(said):
         return made
     what, of_prompt, of_answer = removed
     select = {"prompt": _without(sql(asks), of_prompt)}
     for each, ours in said.items():
         # OpenAI's first fine-tuning guide asked for a space at the start of each completion.
-        select[_ANSWERS[ours]] = _without(f"ltrim({sql(each)})", of_answer)
+        select[_ANSWERS[ours]] = _without(_without(sql(each), r"^\s+"), of_answer)
     row_format = "preference" if "chosen" in select else "prompt_completion"
     reads = {asks: f"prompt, without {what}"} | {
         name: _ANSWERS[ours] for name, ours in said.items()
@@ -206,7 +206,7 @@ def with_speakers(
     return [read_as(row_format, reads, select=select), *made]
 
 
-def _is_marked(prompt: str, answer: str, separator: str) -> bool:
+def _is_marked(prompt: str, answer: str, separator: str, stop: str) -> bool:
     """Return True for a prompt that a model continues without a chat template.
 
     It names its speakers, ends with a separator, or opens a tag or bracket that the answer closes.
@@ -217,22 +217,22 @@ def _is_marked(prompt: str, answer: str, separator: str) -> bool:
     return bool(
         _SPOKEN.match(prompt)
         or re.search(separator, prompt)
-        or re.search(_STOP, answer)
+        or re.search(stop, answer)
         or (tag is not None and (tag[1] is None or f"</{tag[1]}>" in answer))
     )
 
 
 def _marks_of_all(
-    prompts: Sequence[str], answers: Sequence[str], separator: str, name: str | None
+    prompts: Sequence[str], answers: Sequence[str], ends: tuple[str, str], name: str | None
 ) -> tuple[str, str, str] | None:
     """Return the marks that all rows have, and patterns for them in prompts and in answers."""
     for whole in (_ONE_TURN, _TAGGED):
         if all(map(whole.fullmatch, prompts)):
             return "names", whole.pattern, ""
-    for end, texts in ((separator, prompts), (_STOP, answers)):
+    for end, texts in zip(ends, (prompts, answers), strict=True):
         if all(re.search(end, text) for text in texts):
             # Without a mark, the guide's answers end with a line break.
-            return "separators at its end or the answer's", separator, rf"{_STOP}|\s+$"
+            return "separators at its end or the answer's", ends[0], rf"{ends[1]}|\s+$"
     header = rf"{name}{_COLON}"
     if name and not any(re.search(rf"\n{header}", text) for text in (*prompts, *answers)):
         return BOTH_NAMES, _ASKS, rf"^\s*{header}\s*"  # one turn each
@@ -247,28 +247,33 @@ def _without(text: str, pattern: str) -> str:
     return f"regexp_replace({text}, '{quoted}', '')" if pattern else text
 
 
-def _shared_end(prompts: Sequence[str]) -> str | None:
-    r"""Return a pattern for the lines without words that all prompts end with, or None.
+def _shared_end(texts: Sequence[str]) -> str | None:
+    r"""Return a pattern for the signs, or lines without words, that all texts end with, or None.
 
-    Punctuation alone ends sentences and code, as does a line that a prompt contains more than once.
-    File 835 has `( ͡° ͜ʖ ͡°)` there.
+    Punctuation alone ends sentences and code, as does a line that a text contains more than once.
+    File 835 has `( ͡° ͜ʖ ͡°)` there, and the answers of file 1821 end with `$$$$`.
 
     Example:
         >>> _shared_end(["1 + 1?\n\n(*_*)\n***", "2 + 2?\n\n(*_*)\n***"])
         '\\s*\\(\\*_\\*\\)\\s+\\*\\*\\*\\s*$'
         >>> _shared_end(["{\n11\n}", "{\n22\n}"]), _shared_end(["1?\n1\n2\n3", "2?\n1\n2\n3"])
         (None, None)
+        >>> _shared_end(["Yes. $$$$", "No. $$$$"])
+        '\\s*\\$\\$\\$\\$\\s*$'
     """
-    lines = [text.rstrip().split("\n")[::-1] for text in {*prompts}]
+    lines = [text.rstrip().split("\n")[::-1] for text in {*texts}]
     shared = takewhile(lambda last: len({*last}) == 1, zip(*lines, strict=False))
     ends = takewhile(_is_symbols, (last[0] for last in shared))
     end = "\n".join([*ends][::-1]).strip() if len(lines) > 1 else ""
+    if not end and len(lines) > 1:
+        signs = {"".join(re.findall(r"[^\w\s]+\Z", last[0].rstrip())) for last in lines}
+        end = signs.pop() if len(signs) == 1 else ""
     if re.search(_SEPARATOR, end):  # which also fits rows with another separator
         return None
     parts = [re.escape(part) for part in end.split()]
     symbols = "".join(end.split())
     is_short = len(symbols) < 3 or not symbols.strip(_PUNCTUATION)
-    if is_short or any(text.count(end) > 1 for text in prompts):
+    if is_short or any(text.count(end) > 1 for text in texts):
         return None
     return r"\s*" + r"\s+".join(parts) + r"\s*$"
 

@@ -3,6 +3,7 @@
 from typing import Annotated, Any
 
 from prefect import flow, runtime, tags
+from prefect.utilities.hashing import file_hash
 from pydantic import Field
 
 from flows.refresh import refresh
@@ -15,7 +16,7 @@ from tasks.hooks import FLOW, backfill_run_name
 from tasks.outcomes import filled, name_of, with_stops
 
 
-@flow(name="backfill", flow_run_name=backfill_run_name, **FLOW)
+@flow(name="backfill", version=file_hash(__file__), flow_run_name=backfill_run_name, **FLOW)
 @with_stops
 def backfill(
     recipes: Annotated[list[RecipeName | Recipe], Field(min_length=1)],

@@ -11,6 +11,7 @@ if __name__ == "__main__":  # before Prefect is imported: its settings are read 
 from typing import Any
 
 from prefect import flow
+from prefect.utilities.hashing import file_hash
 
 from packhouse.recipe import Recipe
 from packhouse.recipe.sections import Uri
@@ -26,7 +27,7 @@ STEPS = (validate, format_, tokenize, pack, split, audit, files, publish)
 """One task per step. `packhouse.run.chain` decides when they run; `tasks.runner` submits them."""
 
 
-@flow(name="prepare", flow_run_name=recipe_run_name, **FLOW)
+@flow(name="prepare", version=file_hash(__file__), flow_run_name=recipe_run_name, **FLOW)
 @with_stops
 def prepare(recipe: Recipe, cache: Uri | None = None, runner: Runner | None = None) -> Any:
     """Prepare instruction data and publish it as a version of a dataset of packed tokens.

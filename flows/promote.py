@@ -3,6 +3,7 @@
 from typing import Any
 
 from prefect import flow
+from prefect.utilities.hashing import file_hash
 
 from packhouse.recipe.sections import Name
 from schemas.places import StorePlace
@@ -12,7 +13,7 @@ from tasks.outcomes import with_stops
 from tasks.versions import move_ref, moved
 
 
-@flow(name="promote", flow_run_name=store_run_name, **FLOW)
+@flow(name="promote", version=file_hash(__file__), flow_run_name=store_run_name, **FLOW)
 @with_stops
 def promote(
     store: StorePlace,

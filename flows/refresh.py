@@ -3,6 +3,7 @@
 from typing import Any
 
 from prefect import flow
+from prefect.utilities.hashing import file_hash
 
 from flows.prepare import STEPS
 from packhouse.recipe import Recipe
@@ -16,7 +17,7 @@ from tasks.hooks import FLOW, recipe_run_name
 from tasks.outcomes import with_stops
 
 
-@flow(name="refresh", flow_run_name=recipe_run_name, **FLOW)
+@flow(name="refresh", version=file_hash(__file__), flow_run_name=recipe_run_name, **FLOW)
 @with_stops
 def refresh(
     recipe: RecipeName | Recipe,

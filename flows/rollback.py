@@ -3,6 +3,7 @@
 from typing import Annotated, Any
 
 from prefect import flow
+from prefect.utilities.hashing import file_hash
 from pydantic import Field
 
 from packhouse.recipe.sections import Name
@@ -14,7 +15,7 @@ from tasks.outcomes import with_stops
 from tasks.versions import move_ref, moved, past_of_ref
 
 
-@flow(name="rollback", flow_run_name=store_run_name, **FLOW)
+@flow(name="rollback", version=file_hash(__file__), flow_run_name=store_run_name, **FLOW)
 @with_stops
 def rollback(
     store: StorePlace,

@@ -3,6 +3,7 @@
 from typing import Any
 
 from prefect import flow
+from prefect.utilities.hashing import file_hash
 
 from packhouse.recipe.sections import Name
 from schemas.places import StorePlace
@@ -13,7 +14,7 @@ from tasks.outcomes import with_stops
 from tasks.versions import checked, datasets_of, verify_one
 
 
-@flow(name="verify", flow_run_name=store_run_name, **FLOW)
+@flow(name="verify", version=file_hash(__file__), flow_run_name=store_run_name, **FLOW)
 @with_stops
 def verify(store: StorePlace, dataset: Name | None = None, version: str = "latest") -> Any:
     """Check every byte, schema, count and value of published versions. Reads only the store.

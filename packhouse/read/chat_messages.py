@@ -440,7 +440,7 @@ def read_tools(tools: object) -> str | None:
 
 def _declared(tool: dict[str, Any]) -> list[Any]:
     """Return the functions of a tool of Gemini with nothing else, or the tool itself."""
-    ((key, value), *more) = tool.items() or [("", None)]
+    ((key, value), *more) = [item for item in tool.items() if item[1] is not None] or [("", None)]
     is_gemini = key in ("functionDeclarations", "function_declarations") and not more
     return value if is_gemini and isinstance(value, list) else [tool]
 
@@ -452,9 +452,11 @@ def _definition(tool: Any) -> Any:
     if not is_wrapped and not isinstance(function.get("name"), str):
         return tool
     # Anthropic's and MCP's names. Templates would write them, or miss the parameters.
-    schemas = {"parameters", "input_schema", "inputSchema"} & function.keys()
+    names = {"parameters", "input_schema", "inputSchema"}
+    schemas = {key for key in names & function.keys() if function[key] is not None}
     if len(schemas) == 1:
-        function = {"parameters" if k in schemas else k: value for k, value in function.items()}
+        held = {k: value for k, value in function.items() if k in schemas or k not in names}
+        function = {"parameters" if k in schemas else k: value for k, value in held.items()}
     if is_wrapped:  # with the order of its keys
         return ({} if "type" in tool else {"type": "function"}) | tool | {"function": function}
     return {"type": "function", "function": {k: v for k, v in function.items() if k != "type"}}

@@ -403,13 +403,15 @@ def _with_open_objects_apart(data: bytes | bytearray, spans: Ints) -> Ints:
     """
     begins = np.fromiter((found.start() for found in _BEGIN.finditer(data)), np.int64)
     inside = np.setdiff1d(begins, spans[:, 0], assume_unique=True)
+    # After these, it is part of an object that goes on.
+    before = [bytes(data[max(0, at - 99) : at].rstrip()[-1:]) for at in inside.tolist()]
+    inside = inside[~np.isin(np.array(before, "S1"), [b"[", b":", b",", b"{"])]
     record = np.searchsorted(spans[:, 0], inside, side="right") - 1
     pieces: list[Ints] = []
     done = 0
     for number in np.unique(record).tolist():
         start, end = spans[number].tolist()
         starts = np.append(start, inside[slice(*np.searchsorted(record, [number, number + 1]))])
-        # In a list of a valid or of another broken object, the last `{` does not begin an object.
         if not _is_json(data[start:end]) and _is_json(data[starts[-1] : end]):
             own = np.stack([starts, np.append(starts[1:], end)], axis=1)
             pieces += [spans[done:number], own]
@@ -676,7 +678,10 @@ def spans_by_layout(data: bytes) -> Ints:
     least = min((len(line[1]) for line in lines), default=0)
     starts = [0, *(line.start() + 1 + least for line in lines if len(line[1]) == least)]
     if not lines and (first := re.match(rb'\{\s*"[^"]*"\s*:', data)):
-        starts = [found.start() for found in re.finditer(re.escape(first[0]), data)]
+        begin = re.escape(first[0])
+        # Objects inside the elements that begin alike would become elements.
+        if not re.search(rb"[\[:]\s*" + begin, data):
+            starts = [found.start() for found in re.finditer(begin, data)]
     spans = []
     for start, end in pairwise([*starts, len(data)]):
         piece = data[start:end].rstrip().removesuffix(b",")

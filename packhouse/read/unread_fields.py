@@ -117,12 +117,12 @@ _WORD_OF_PATH = r"[\w(][\w.()-]*"
 _SOME_WORDS = rf"{_WORD_OF_PATH}(?: {_WORD_OF_PATH}){{0,5}}"
 _MEDIA_FILE = re.compile(
     rf"(?:\S+|(?:[A-Z]:\\|/)(?:{_SOME_WORDS}[/\\]){{2,}}{_SOME_WORDS}"
-    r"|(?:[\w.-]+/)+[\w-]+(?: [\w()-]+){1,5})"
+    r"|(?:[\w.-]+/){2,}[\w-]+(?: [\w()-]+){1,5})"
     r"\.(jpe?g|png|gif|bmp|webp|tiff?|svg|mp3|wav|flac|ogg|m4a|opus|mp4|webm|mkv|mov|avi)",
     re.IGNORECASE,
 )
-"""A name without spaces, an absolute path with two folders, which may have a few spaces, or a path
-with a few spaces after its last slash. A command such as `/usr/bin/ffmpeg -i 3.mov out.mp4` is
+"""A name without spaces, or a path with two folders and a few spaces, which a relative one may have
+only after its last slash. A command such as `/usr/bin/ffmpeg -i 3.mov out.mp4` is
 text."""
 _MEDIA_TEXT = ("data:image/", "data:audio/", "data:video/", "iVBORw0KGgo", "/9j/")
 _MEDIA_NAMES = ("image", "video", "audio")
@@ -137,7 +137,7 @@ def is_media(value: object) -> bool:
         [True, True, False]
         >>> is_media("/Users/Ann Smith/b.mp3"), is_media("/usr/bin/ffmpeg -i 3.mov out.mp4")
         (True, False)
-        >>> is_media("images/a b.png"), is_media([{"video": "a.mp4", "start": 0}])
+        >>> is_media("data/images/a b.png"), is_media([{"video": "a.mp4", "start": 0}])
         (True, True)
     """
     if isinstance(value, str):

@@ -56,6 +56,8 @@ REASONS["control"] = "message {at} contains a NUL character"  # the code has oth
 """Reason code -> sentence, where `{at}` is the 0-based number of the message."""
 
 SYSTEM, USER, ASSISTANT, TOOL, UNKNOWN = range(5)
+_CALL = r"<tool_call>\s*(?:\{|\w+\s*<arg)|<function=\w|\[TOOL_CALLS\]\s*[\[\w]"
+"""A tool call as text, in the forms of Hermes and Qwen, GLM, Llama and Mistral."""
 
 
 def assemble(columns: Mapping[str, pa.Array], counts: Int64s) -> pa.Array:
@@ -283,7 +285,7 @@ def _broken_rules(
         yield order, orders[order]
     stray = (roles == TOOL) & (before != TOOL) & ~((before == ASSISTANT) & call_before)
     if stray.any():  # some rows have their calls in the text
-        is_call = pc.match_substring_regex(flat.content, "<tool_call>|<function=|\\[TOOL_CALLS\\]")
+        is_call = pc.match_substring_regex(flat.content, _CALL)
         calls = np.roll(np.asarray(pc.fill_null(is_call, False)), 1)
         stray &= ~((before == ASSISTANT) & calls)
     yield "tool_result_without_call", stray

@@ -1079,7 +1079,9 @@ def test_paths_and_guesses_that_leave_out_most_texts_are_not_offered(project):
 
 
 @pytest.mark.parametrize(
-    "clip", ["images/a plot.png", [{"video": "/data/a.mp4", "start": 0}]], ids=["space", "object"]
+    "clip",
+    ["data/images/a plot.png", [{"video": "/data/a.mp4", "start": 0}]],
+    ids=["space", "object"],
 )
 def test_marks_of_media_are_removed_as_advised(project, clip):
     rows = [{"messages": chats_of(Talk(f"<video>\n{t[0]}", t[1])), "clip": clip} for t in TALKS]
@@ -1124,6 +1126,19 @@ def test_the_row_with_the_most_tokens_is_among_the_examples(project):
     tokenizer = load_tokenizer(load_snapshot(TOKENIZER).backend)
     num_tokens = [len(tokenizer.encode(rows[n]["answer"]).ids) for n in (701, 800)]
     assert int(most.replace(",", "")) > num_tokens[0] > 1.5 * num_tokens[1]
+
+
+@pytest.mark.parametrize("end", ["$\\boxed{4}$.", "**Answer**.", "**{}**"])
+def test_ends_of_formulas_and_bold_texts_are_no_marks(project, end):
+    Path("a.jsonl").write_bytes(
+        lines(named("prompt", "completion")).replace(
+            b'."}', json.dumps(f" {end}")[1:].encode() + b"}"
+        )
+    )
+
+    code, said = project.init("a.jsonl")
+
+    assert code == 0, said
 
 
 @pytest.mark.parametrize("run", ["-" * 89, " " * 3000, "\n" * 3000, "### A:\n" * 999], ids=repr)

@@ -161,6 +161,20 @@ def test_an_open_object_over_several_lines_swallows_no_other(case, read_bytes):
     assert len(source.reasons) == 1
 
 
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.json"])
+def test_an_object_inside_a_broken_one_is_no_row(name, read_bytes):
+    inner = b'{"instruction": "nested", "output": "y"}'
+    broken = b'{"instruction": "x", "output": "y", "examples": [\n' + inner
+    if name == "rows.json":
+        data = b"[" + b", ".join([GOOD, broken.replace(b"\n", b""), ALSO_GOOD]) + b"]"
+    else:
+        data = b"\n".join([GOOD, broken, ALSO_GOOD]).replace(b'", "', b'",\n"')
+
+    source = read_bytes(data, name, **({} if name == "rows.json" else {"file_format": "objects"}))
+
+    assert "nested" not in str(source.texts)
+
+
 def test_malformed_line_in_the_middle_does_not_flag_the_file(read_bytes):
     assert "truncated_files" not in read_bytes(b"{\n" + GOOD + b"\n").notes
 
@@ -538,6 +552,8 @@ def test_tags_in_a_text_are_no_marks_of_images(read_bytes, text):
         "/imagine a cat on a mat, like the one in cat.png",
         r"\includegraphics[width=3cm] draws the file 3.png",
         "/a/b or /c/d or e/f or, as they say, g.jpg",
+        "bin/ffmpeg to out.mp4",
+        "and/or look at the picture.png",
     ],
 )
 def test_commands_with_names_of_images_are_text(text):

@@ -162,6 +162,11 @@ def _condensed(text: str) -> str:
     return _RUNS.sub(lambda run: run[0][:20], text)
 
 
+def _at_end(pattern: str, text: str) -> bool:
+    """Return True if a pattern for the end of a text matches; others would be searched for long."""
+    return re.search(pattern, text[-300:]) is not None
+
+
 def with_speakers(
     reading: Reading, rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]
 ) -> list[Reading]:
@@ -216,8 +221,8 @@ def _is_marked(prompt: str, answer: str, separator: str, stop: str) -> bool:
     tag = _OPEN.search(prompt)
     return bool(
         _SPOKEN.match(prompt)
-        or re.search(separator, prompt)
-        or re.search(stop, answer)
+        or _at_end(separator, prompt)
+        or _at_end(stop, answer)
         or (tag is not None and (tag[1] is None or f"</{tag[1]}>" in answer))
     )
 
@@ -230,7 +235,7 @@ def _marks_of_all(
         if all(map(whole.fullmatch, prompts)):
             return "names", whole.pattern, ""
     for end, texts in zip(ends, (prompts, answers), strict=True):
-        if all(re.search(end, text) for text in texts):
+        if all(_at_end(end, text) for text in texts):
             # Without a mark, the guide's answers end with a line break.
             return "separators at its end or the answer's", ends[0], rf"{ends[1]}|\s+$"
     header = rf"{name}{_COLON}"
@@ -258,16 +263,18 @@ def _shared_end(texts: Sequence[str]) -> str | None:
         '\\s*\\(\\*_\\*\\)\\s+\\*\\*\\*\\s*$'
         >>> _shared_end(["{\n11\n}", "{\n22\n}"]), _shared_end(["1?\n1\n2\n3", "2?\n1\n2\n3"])
         (None, None)
-        >>> _shared_end(["Yes. $$$$", "No. $$$$"])
-        '\\s*\\$\\$\\$\\$\\s*$'
+        >>> _shared_end(["Yes. $$$$", "No. $$$$"]), _shared_end(["It is $1$.", "It is $2$."])
+        ('\\s*\\${3,}\\s*$', None)
     """
     lines = [text.rstrip().split("\n")[::-1] for text in {*texts}]
     shared = takewhile(lambda last: len({*last}) == 1, zip(*lines, strict=False))
     ends = takewhile(_is_symbols, (last[0] for last in shared))
     end = "\n".join([*ends][::-1]).strip() if len(lines) > 1 else ""
     if not end and len(lines) > 1:
-        signs = {"".join(re.findall(r"[^\w\s]+\Z", last[0].rstrip())) for last in lines}
-        end = signs.pop() if len(signs) == 1 else ""
+        # Three or more of one sign; brackets, stars and `$` may end code, bold text and formulas.
+        signs = {(re.findall(r"([^\w\s])\1\1\Z", last[0].rstrip()) or [""])[0] for last in lines}
+        sign = signs.pop() if len(signs) == 1 else ""
+        return rf"\s*{re.escape(sign)}{{3,}}\s*$" if sign.strip(_PUNCTUATION + "*") else None
     if re.search(_SEPARATOR, end):  # which also fits rows with another separator
         return None
     parts = [re.escape(part) for part in end.split()]

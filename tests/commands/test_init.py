@@ -1092,7 +1092,9 @@ def test_marks_of_media_are_removed_as_advised(project, clip):
     code, said = project.init("a.jsonl", "--set", "media=drop_parts")
 
     assert code == 0, said
-    check(project.read(), TALKS)
+    found = project.read()
+    check(found, TALKS)
+    assert not any("<video>" in prompt for prompt, _ in found)
 
 
 @pytest.mark.parametrize("given", [(), ("--set", "rows_at=of.rows")], ids=["found", "given"])

@@ -285,8 +285,8 @@ def _ended(
             f"{recipe.dataset}, version {version}, ref {ref}"
         )
         question = (
-            f"{message}. To move '{ref}', resume this run, or {move}. To leave '{ref}' as it is, "
-            "cancel this run"
+            f"{message}. To move '{ref}', resume this run, or {move}. To leave '{ref}' "
+            "unchanged, cancel this run"
         )
         message += f". To move '{ref}', {move}"
         if is_approved(outcome, question, version, is_new=is_new):

@@ -90,9 +90,10 @@ def ended(outcome: Outcome, message: str, version: str, data: object) -> State[A
 
 
 def with_stops(flow: Callable[P, Any]) -> Callable[P, Any]:
-    """Decorate the function of a flow so that an error ends its run as `stopped` says.
+    """Decorate the function of a flow, so that an error ends its run as Refused or Failed.
 
-    For an exception, Prefect would put words of its own before the message.
+    It is Refused if a gate raised the error. If it were raised, Prefect would put more words before
+    its message.
     """
 
     @wraps(flow)
@@ -100,17 +101,12 @@ def with_stops(flow: Callable[P, Any]) -> Callable[P, Any]:
         try:
             return flow(*args, **kwargs)
         except PackhouseError as error:
-            return stopped(error)
+            gate = gate_of(error)
+            what = f"refused by its {gate} gate" if gate else type(error).__name__
+            log.error("%s: %s", what, error)
+            return Failed(name="Refused" if gate else None, data=error, message=f"{what}: {error}")
 
     return run
-
-
-def stopped(error: PackhouseError) -> State[Any]:
-    """Return the final state of the run: Refused if a gate raised the error, else Failed."""
-    gate = gate_of(error)
-    said = f"refused by its {gate} gate: {error}" if gate else f"{type(error).__name__}: {error}"
-    log.error("%s", said)
-    return Failed(name="Refused" if gate else None, data=error, message=said)
 
 
 def version_asked(state: State[Any] | None) -> str:

@@ -121,7 +121,7 @@ def _explain(item: ErrorDetails, owner: type[BaseModel]) -> str:
 
 
 def _sections(owner: type[BaseModel]) -> dict[str, type[BaseModel]]:
-    """Return the models of the keys whose values have keys of their own."""
+    """Return the models of the keys that are sections."""
     return {
         field.alias or name: model
         for name, field in owner.model_fields.items()

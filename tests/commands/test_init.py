@@ -375,7 +375,7 @@ ASKED: dict[str, tuple[Callable[[int, Talk], dict[str, Any]], int, list[Talk]]] 
         "completion": f" {t[1]} ###"}, 1, TALKS),
     "prompts that end with two separators": (lambda n, t: {"prompt": f"{t[0]} ->{' ->' * (n % 2)}",
         "completion": f" {t[1]}\n"}, 1, TALKS),
-    "answers with a stop mark of their own": (lambda n, t: {"prompt": f"{t[0]} (sum {n})",
+    "answers that end with the same signs": (lambda n, t: {"prompt": f"{t[0]} (sum {n})",
         "completion": f"\r\n{t[1]} $$$$"}, 1, [Talk(f"{t[0]} (sum {n})", t[1]) for n, t in
         enumerate(TALKS)]),
     "prompts with a French label": (lambda n, t: {"prompt": f"{t[0]}\n\nR\u00e9ponse\u00a0:",
@@ -1105,6 +1105,18 @@ def test_texts_next_to_the_rows_are_named(project, given):
 
     assert (code, "12 rows; not read: system, next to the rows" in said) == (0, True), said
     check(project.read(), TALKS)
+
+
+@pytest.mark.parametrize("path", ["of.n.rows", "of.rows.question", "rows"])
+def test_a_wrong_path_of_rows_is_refused(project, path):
+    data = DEEP if path != "rows" else named("question", "answer")
+    Path("a.json").write_bytes(dumped(data))
+
+    code, said = project.init("a.json", "--set", f"rows_at={path}")
+
+    assert (code, "no JSON object with a list in field" in " ".join(said.split())) == (3, True), (
+        said
+    )
 
 
 def test_the_messages_of_a_log_are_not_trained_without_a_choice(project):

@@ -217,7 +217,7 @@ def test_a_deployed_run_waits_for_a_person_who_resumes_it_and_the_ref_moves(plac
     candidate = ref(place, "latest.candidate")
     assert (run.state.type.value, run.state.name) == ("PAUSED", "WaitingForApproval")
     assert "To move 'latest', resume this run, or run the deployment promote" in run.state.message
-    assert run.state.message.endswith("To leave 'latest' as it is, cancel this run")
+    assert run.state.message.endswith("To leave 'latest' unchanged, cancel this run")
     assert run.tags == ["dataset:demo", f"version:{candidate}"]  # they stay if it is cancelled
     assert ref(place) == first
 

@@ -489,7 +489,7 @@ def _with_context(reading: Reading, rows: Sequence[dict[str, Any]]) -> Reading:
 
 
 def _in_prompt(reading: Reading, name: str) -> Reading:
-    """Return a reading that adds a field to the prompt, on a line of its own."""
+    """Return a reading that adds a field to the prompt, on a separate line."""
     assert reading.prompt is not None
     select = {ours: sql(theirs) for theirs, ours in reading.reads.items()}
     # DuckDB's `concat_ws` skips NULL, so an empty field adds no line.

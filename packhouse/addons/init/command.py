@@ -212,9 +212,7 @@ def init(
         left_out = "".join(f" Leave out {line}?" for line in repeats if _REPEATS in line)
         question = for_terminal(f"Is this right?{left_out} Write {out}?")
         if not yes and sys.stdin.isatty() and not click.confirm(question, default=True):
-            echo(
-                "Nothing was written. `--yes` writes the recipe as it is, so that you can edit it."
-            )
+            echo("Nothing was written. `--yes` writes the recipe anyway, so that you can edit it.")
             raise click.exceptions.Exit(1)
     out.write_text(text, encoding="utf-8")
     if not as_json:

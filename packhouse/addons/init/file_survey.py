@@ -423,8 +423,8 @@ def _objects_around(file: SourceFile, path: Sequence[str]) -> list[dict[str, Any
         if len(data) > _MAX_COMPARED:
             return []
     found = []
-    # Reading the rows will name a fault of JSON. A field that the user names may not exist.
-    with suppress(orjson.JSONDecodeError, KeyError):
+    # Reading the rows will name a fault of JSON, or of a path that the user gave.
+    with suppress(orjson.JSONDecodeError, KeyError, TypeError):
         value = orjson.loads(data.removeprefix(BOM))
         for name in path:
             found.append(value)

@@ -1059,6 +1059,28 @@ def test_a_ground_truth_may_be_the_answer(project):
     check(project.read(), TALKS)
 
 
+def test_the_advice_joins_several_fields_and_parts_of_objects_with_sql(project):
+    rows = [
+        {"sym": f"It hurts, {t.question}", "note": f"Note on {t.question}", "ans": t.answer}
+        | {"about": {"who": f"my mother {n}"}}
+        for n, t in enumerate(TALKS)
+    ]
+    Path("a.jsonl").write_bytes(lines(rows))
+
+    _, said = project.init("a.jsonl")
+    advised = re.search(r"select='(.*?)'", " ".join(said.split()))
+    assert advised, said
+    parts = advised[1].replace("FIELD.NAME", "about.who").replace("FIELD, ", "sym, note, ")
+    select = parts.replace('"answer": "FIELD"', '"answer": "ans"')
+    code, said = project.init(
+        "a.jsonl", "--set", "format=question_answer", "--set", f"select={select}"
+    )
+
+    assert code == 0, said
+    asked = f"{rows[0]['sym']}\n{rows[0]['note']}\nmy mother 0"
+    assert asked in said, said
+
+
 def test_paths_and_guesses_that_leave_out_most_texts_are_not_offered(project):
     rows = [
         {"clip": f"/home/ann b/{n}.mp3", "heard": t.answer, "title": f"The title of {t.question}"}

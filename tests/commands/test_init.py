@@ -61,6 +61,10 @@ def named(question: str, answer: str, **more: Any) -> list[dict[str, Any]]:
     return [row | more for row in rows]
 
 
+def each(row: Callable[[Talk], dict[str, Any]]) -> bytes:
+    return lines([row(talk) for talk in TALKS])
+
+
 def table(rows: list[dict[str, Any]], delimiter: str) -> bytes:
     text = [delimiter.join(map(str, row)) for row in [rows[0].keys(), *(r.values() for r in rows)]]
     return "\n".join(text).encode()
@@ -149,6 +153,9 @@ RIGHT: dict[str, tuple[Any, ...]] = {
     "alpaca in an array": ("data.json", dumped(named("instruction", "output", input=""))),
     "alpaca with a history": ("a.jsonl", lines(named("instruction", "output", history=[]))),
     "query and answer": ("a.jsonl", lines(named("query", "answer"))),
+    "plural names": ("a.jsonl", lines(named("Questions", "Answers"))),
+    "messages whose only key names the speaker":
+        ("a.jsonl", each(lambda t: {"text": [{"<human>": t[0]}, {"<bot>": t[1]}]})),
     "ask and answer": ("a.jsonl", lines(named("ask", "answer", score=0.5))),
     "system, user, assistant": ("a.jsonl", lines(named("user", "assistant", system="Be brief."))),
     "input and preferred output":
@@ -189,10 +196,6 @@ RIGHT: dict[str, tuple[Any, ...]] = {
     "ShareGPT with a bot": ("a.json", dumped(BOT)),
 }
 # fmt: on
-
-
-def each(row: Callable[[Talk], dict[str, Any]]) -> bytes:
-    return lines([row(talk) for talk in TALKS])
 
 
 # Public datasets by the names of their fields.
@@ -262,6 +265,15 @@ def bad(talk: Talk) -> str:
 # Fields with several meanings: rows, the number of the right candidate, and its conversations.
 # fmt: off
 ASKED: dict[str, tuple[Callable[[int, Talk], dict[str, Any]], int, list[Talk]]] = {
+    "a conversation next to a profile and a scene": (lambda n, t: {"profile": f"He likes {n} lakes",
+        "scene": f"It is {n} in the morning", "conversation": chats_of(t)}, 1, TALKS),
+    "short answers that are called labels": (lambda n, t: {"input": f"Question: {t[0]}\nAnswer:",
+        "label": f"Ada-{n:02}"}, 1, [Talk(t[0], f"Ada-{n:02}") for n, t in enumerate(TALKS)]),
+    "long answers that are called labels": (lambda n, t: {"input": t[0], "label": t[1]}, 1, TALKS),
+    "questions called natural language": (lambda n, t: {"natural_language": t[0],
+        "expected_parse": t[1], "parsed_utterance": "sum"}, 1, TALKS),
+    "a context with a longer name": (lambda n, t: {"question": "What is asked?", "answer": t[1],
+        "rule": f"The rule of {n} sums", "input_context": f"He asked: {t[0]}"}, 1, TALKS),
     "labels of another language": (lambda n, t: {"text": f"질문: {t[0]}\n답변: {t[1]}"}, 2,
         TALKS),
     "two columns of any name": (lambda n, t: {"v1": t.question, "v2": t.answer}, 1, TALKS),
@@ -487,6 +499,16 @@ ASKED: dict[str, tuple[Callable[[int, Talk], dict[str, Any]], int, list[Talk]]] 
 # Unreadable data: file, its bytes, the message.
 # fmt: off
 REFUSED: dict[str, tuple[str, bytes, str]] = {
+    "numbers in lists": ("a.jsonl", each(lambda t: {"step": 1, "losses": [0.5], "sizes": [2]}),
+        "and no text, so there is nothing to train"),
+    "vectors": ("a.json", dumped([{f"{n}": n / 7 for n in range(1200)}] * 3),
+        "such as a vector of numbers. Keep only the fields with text"),
+    "marks of gpt-oss": ("a.jsonl", each(lambda t: {"input": f"<|start|>user<|message|>{t[0]}",
+        "generated": t[1]}), "contains marks of a chat template"),
+    "verdicts with counts": ("a.jsonl", each(lambda t: {"parsed": {"reason": t[1]}, "usage": {
+        "tokens": 9}, "kind": "ab"}), "not clear which fields hold the question"),
+    "texts of a model next to a reference, with scores": ("a.jsonl", each(lambda t: {"generated":
+        t[0], "reference": t[1], "scores": {"rouge": 0.5}}), "not clear which fields hold"),
     "columns without names": ("a.csv",
         "".join(f"{t.question},{t.answer}\n" for t in TALKS).encode(), "does not name the columns"),
     "labels without names": ("a.tsv",
@@ -891,6 +913,19 @@ def test_the_only_way_has_a_command_although_the_template_refuses_it(project):
     assert code == 0, said
 
 
+def test_marked_turns_that_are_empty_in_some_rows_are_read_and_named(project):
+    texts = [f"<|user|>\n{t[0]}\n<|assistant|>\n{t[1]}" for t in TALKS]
+    texts[::4] = [f"{text}\n<|user|>\n\n<|assistant|>" for text in texts[::4]]
+    Path("a.jsonl").write_bytes(lines([{"text": text} for text in texts]))
+
+    code, said = project.init("a.jsonl")
+    assert code == 7, said
+    code, said = project.choose(said)
+
+    assert code == 0, said
+    assert "3 of 12 rows (25.00%) are bad (empty_prompt 3)" in " ".join(said.split()), said
+
+
 def test_texts_with_one_label_are_no_conversation(project):
     rows = [{"text": f"Note: {t[0]}\nNote: {t[1]}"} for t in TALKS]
     Path("notes.jsonl").write_bytes(lines(rows))
@@ -914,7 +949,8 @@ def test_marks_that_a_program_should_have_replaced_are_refused_unless_meant(mark
     assert (code, Path("recipe.yaml").exists()) == (3, False), said
     assert f"4 of 12 examples contain {mark}" in said
     options = shlex.split(said.partition("meant to be trained, add ")[2])
-    assert project.init("asked.jsonl", *options)[0] == 0
+    code, said = project.init("asked.jsonl", *options)
+    assert (code, f"note: 4 of 12 examples contain {mark}" in said) == (0, True), said
     check(project.read(), expected)
 
 
@@ -1324,10 +1360,10 @@ def test_fields_that_no_name_tells_may_be_named(number, project):
     assert code == 7, said
     advice = [part.strip("'.") for part in said.split("If none is right")[1].split() if "=" in part]
     advice = [each for each in advice if each.startswith("format=")]
-    assert advice == ["format=question_answer", "format=text"]
+    assert advice == ["format=question_answer", "format=question_answer", "format=text"]
     fields = ('fields={"question": "y", "answer": "x"}', 'fields={"text": "x"}')[number]
 
-    code, said = project.init("a.jsonl", "--set", advice[number], "--set", fields)
+    code, said = project.init("a.jsonl", "--set", advice[-number], "--set", fields)
 
     assert code == 0, said
     found = project.prepare()

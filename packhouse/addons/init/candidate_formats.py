@@ -49,6 +49,7 @@ from packhouse.addons.init.reading import (
     best_of,
     explanation,
     has_text,
+    holds_string,
     is_class,
     is_tag,
     names_like,
@@ -78,6 +79,8 @@ _UTTERANCES = frozenset("patterns examples utterances".split())
 """Words in names of lists of texts that have the same intent and answer."""
 _PIECES = frozenset("words tokens characters chars sentences".split())
 """Words in names of lists with the pieces of one text."""
+_MADE = frozenset("predicted prediction parsed generated".split())
+"""Words in names of texts that a model wrote: all four ways for file 1874 asked with one."""
 _MAX_CLASSES = 200
 
 
@@ -120,9 +123,12 @@ def readings_of(layout: Layout, fields: Mapping[str, Field]) -> list[Reading]:
         found = [each for each in found if {"chosen", "messages"} & {*each.reads.values()}]
     found = [_with_context(each, rows) for each in found]
     found += [text for each in found for text in _without_prompt(each, rows)]
-    # Of file 742, a description was offered as the question, and the messages were left out.
-    if asked := questions_in(rows):
-        found = [each for each in found if each.is_sure or asked & each.reads.keys()]
+    # Of file 742, a description was offered as the question, and the messages were left out; of
+    # file 1861, a scene as the answer to the profile of a user.
+    asked = questions_in(rows)
+    talks = {n for each in found for n, ours in each.reads.items() if ours == "messages"}
+    if asked or talks:
+        found = [each for each in found if each.is_sure or (asked | talks) & each.reads.keys()]
     if not found and not is_compared and not asked:
         found = list(_plain(rows, fields))
     different: list[Reading] = []
@@ -293,6 +299,10 @@ def _pairs(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Itera
     if (held := fields.get("source")) and explanation("source", held, held.kinds.total()):
         free = [name for name in free if name != "source"]  # not the source of a translation
     asking, answering = names_like(free, QUESTION), names_like(free, ANSWER)
+    if not asking + answering:  # `Questions` and `Answers` of file 1869
+        plurals = {name.removesuffix("s"): name for name in free}
+        both = [[plurals[n] for n in names_like([*plurals], k)] for k in (QUESTION, ANSWER)]
+        asking, answering = both if all(both) else ([], [])
     # With `expected_source`, an `expected_answer` may be what a test looks for: in file 514,
     # `setup` was trained as the answer to "How do I set up my account?".
     expected = {name for name in rows[0] if "expected" in words_of(name)}
@@ -303,7 +313,8 @@ def _pairs(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Itera
     others = [name for name in free if has_text(name, fields) and name not in asking + answering]
     # Without a name for the answer, the second question may be one, as in `question` and `query`.
     guesses = [name for name in others if "context" not in words_of(name)] + asking[1:]
-    asking = asking or names_like(others, LIKELY_QUESTION) or others
+    likely = [name for name in others if not _MADE & {*words_of(name)}]
+    asking = asking or names_like(likely, LIKELY_QUESTION) or likely
     answering = answering or names_like(others, LIKELY_ANSWER) or guesses
     pairs = [(question, answer) for question in asking for answer in answering]
     for question, answer in pairs[: 2 * SHOWN]:
@@ -323,11 +334,17 @@ def _are_compared(rows: Sequence[dict[str, Any]]) -> bool:
         False
     """
     names = rows[0].keys()
-    are_scored = any(type(value) is float for row in rows for value in row.values())
+    values = [value for row in rows for each in row.values() for value in _with_inner(each)]
+    are_scored = any(type(value) is float for value in values)
     return not names_like(texts_of(names, rows), ANSWER) and (
         (bool(names & {"positive", "pos"}) and bool(names & {"anchor", "query"}))
-        or (are_scored and {"reference", "hypothesis"} <= names)
+        # Generated summaries of file 1856 were offered as the questions of the others.
+        or (are_scored and "reference" in names and bool(names & {"hypothesis", *_MADE}))
     )
+
+
+def _with_inner(value: object) -> Iterable[object]:
+    return value.values() if isinstance(value, dict) else [value]
 
 
 def _pair(
@@ -388,15 +405,22 @@ def _plain(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Itera
     if len(pair) == 2 and any(isinstance(item, dict) for n in pair for item in rows[0][n]):
         objects = pair
     if not sentences:
-        for n in range(1, len(objects)):
-            yield in_json(rows, {"question": objects[:n], "answer": objects[n:]})
-        if len(objects) == 2:
-            yield in_json(rows, {"question": objects[1:], "answer": objects[:1]})
+        divided = [(objects[:n], objects[n:]) for n in range(1, len(objects))]
+        for asked, said in divided + [
+            (said, asked) for asked, said in divided if len(objects) == 2
+        ]:
+            # Of file 1847, counts of tokens were offered as the answer to a verdict.
+            if all(
+                any(holds_string(row[n]) for row in rows for n in part) for part in (asked, said)
+            ):
+                yield in_json(rows, {"question": asked, "answer": said})
     texts = [name for name in texts if has_text(name, fields)]
-    # `_pairs` leaves out topics. Of e-mails with subjects (file 843), either may be the answer.
-    if len(texts) == 2 and any(map(words_of_label, texts)):
+    # `_pairs` leaves out topics. Of e-mails with subjects (file 843), either may be the answer. A
+    # class only answers: the labels of file 1865 are short answers.
+    if len(texts) == 2 and any(words_of_label(name) or is_class(name) for name in texts):
         for question, answer in (texts, texts[::-1]):
-            yield from _pair(question, answer, texts, rows, is_sure=False)
+            if not is_class(question):
+                yield from _pair(question, answer, texts, rows, is_sure=False)
     if len(texts) == 1 and texts[0] != "text":
         is_named = texts[0].lower() in PLAIN
         has_lists = any(isinstance(value, list | dict) and value for value in rows[0].values())
@@ -404,6 +428,9 @@ def _plain(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Itera
         labels = [n for n in rows[0] if n != texts[0] and (is_class(n) or not is_question)]
         classes = list(_classes(texts[0], labels, fields))
         is_sure = is_named and not has_lists and not classes
+        for label in filter(is_class, labels if is_question else ()):
+            if fields.get(label, Field()).kind == "text":
+                yield from _pair(texts[0], label, [texts[0], label], rows, is_sure=False)
         # Questions without answers (file 77) are refused: the way shown trained the questions.
         if not is_question:
             yield read_as("text", {texts[0]: "text"}, is_sure=is_sure, fields={"text": texts[0]})
@@ -558,6 +585,8 @@ def with_context(
         'array_to_string("law", chr(10) || chr(10))'
     """
     named = [name for name in unread if name.lower() in CONTEXT]
+    # Such as `input_context` in file 1848.
+    named = named or [name for name in unread if words_of(name)[-1:] == ["context"]]
     named = named or [name for name in unread if not words_of_label(name)] or [*unread]
     if len(named) != 1:
         return None

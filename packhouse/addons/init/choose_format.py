@@ -29,6 +29,7 @@ from packhouse.addons.init.reading import (
     best_of,
     empty_answers,
     explanation,
+    holds_string,
     is_likely_answer,
     is_metadata,
     is_reasoning,
@@ -518,10 +519,15 @@ def _unknown(
         return "its rows are the values of one object. Write them as a list."
     # Words with a label for each (files 100 and 339): naming the fields, as the last message
     # advises, cannot help.
-    lists = [v for v in names.values() if isinstance(v, list) and not (v and type(v[0]) is dict)]
-    if survey.num_rows > 1 and len(lists) > 1 and len({len(value) for value in lists}) == 1:
+    lists = {
+        name: value
+        for name, value in names.items()
+        if isinstance(value, list) and not (value and type(value[0]) is dict)
+    }
+    are_parallel = len(lists) > 1 and len({*map(len, lists.values())}) == 1
+    if survey.num_rows > 1 and are_parallel and any(map(holds_string, lists.values())):
         return (
-            f"its rows contain {_kinds_of(row)} of the same length, such as a label for each "
+            f"its rows contain {_kinds_of(lists)} of the same length, such as a label for each "
             "word, which packhouse does not support. Write each row as a text with its answer."
         )
     for name in names:
@@ -588,6 +594,8 @@ def _unknown(
                 "Write one row per text, with its answer or label; of a conversation, one row "
                 "with messages ([{role, content}])."
             )
+    if names and not any(map(holds_string, layout.rows)):  # file 1862, losses of a training run
+        return f"its rows contain {_kinds_of(row)} and no text, so there is nothing to train."
     others = [name for name in names if not is_metadata(name, survey.fields[name])] or [*names]
     is_text = len(others) == 1 and isinstance(row[others[0]], str)
     asked = questions_in(layout.rows)

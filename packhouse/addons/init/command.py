@@ -30,6 +30,7 @@ from packhouse.addons.init.choose_format import (
     try_source,
 )
 from packhouse.addons.init.file_survey import Survey, as_line, survey
+from packhouse.addons.init.turns_in_texts import marks_left
 from packhouse.cli import json_option
 from packhouse.cli.token_display import coloured, pipeline_of, plain, rows_with_masks, runs_of
 from packhouse.errors import ConfigError, PackhouseError, SourceError, TemplateError
@@ -200,6 +201,10 @@ def init(
         counts = RenderCounts.total(counts for *_, counts in rendered)
         if factor := factor_note(counts, recipe.format):
             print_text(f"note: {factor}")
+        for trial in trials:  # marks that were refused, unless the user set the format
+            talks = [] if trial.sample is None else trial.sample["messages"].to_pylist()
+            if (found := marks_left(talks)) is not None:
+                print_note(f"note: {found}")
         if num_long := int((lengths > _MOST_SEQ_LEN).sum()):
             print_text(
                 f"note: {counted(num_long, 'record is', 'records are')} longer than "

@@ -233,7 +233,13 @@ def survey(file: SourceFile, given: Mapping[str, Any]) -> Survey:
         why = found.first_bad or "it is empty"
         # Part of a message of `read/json_parsing.py`, for objects over `MAX_FIELDS`.
         if "fields; at most" in why:
-            raise refusal(file, "its rows are the values of one object. Write them as a list")
+            raise refusal(
+                file,
+                f"no row of it can be read ({why}), such as a vector of numbers. Keep only the "
+                "fields with text"
+                if found.num_rows > 1
+                else "its rows are the values of one object. Write them as a list",
+            )
         if INVALID_ESCAPE in why:
             then = "Remove or double the backslash of such escapes."
             raise refusal(file, f"no row of it is JSON ({why}). {then}")

@@ -128,10 +128,7 @@ def _roles_of(speakers: list[list[str]]) -> list[dict[str, str]]:
     unknown = [name for name, rows in rows_with.items() if name not in SPEAKERS and rows > least]
     roles: dict[str, str] = {}
     for name in unknown:
-        words = set(words_of(name))
-        role = "user" if words & USERS else "assistant" if words & ASSISTANTS else ""
-        role = role or ("system" if "system" in words else "")
-        if role:
+        if role := _role_named(name):
             roles[name] = role
     rest = [name for name in unknown if name not in roles]
     if len(rest) == 2 and not roles:  # the first speaker is probably the user
@@ -153,6 +150,13 @@ def _roles_of(speakers: list[list[str]]) -> list[dict[str, str]]:
     return [] if rest else [roles]
 
 
+def _role_named(name: str) -> str:
+    """Return the role that a speaker's name tells, or an empty string."""
+    words = {*words_of(name)}
+    role = "user" if words & USERS else "assistant" if words & ASSISTANTS else ""
+    return role or ("system" if "system" in words else "")
+
+
 _KEYS = {"chat": ("role", "content"), "sharegpt": ("from", "value")}
 """Keys of a message's speaker and content, by format."""
 _BESIDE = ("system", "system_prompt", "tools")
@@ -172,6 +176,7 @@ def made_of_lists(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
             reads = {name: name for name in beside} | reads
             yield read_as(row_format, reads, is_sure=is_sure, select=beside | select)
     yield from _inner_pairs(rows)
+    yield from _by_speaker(rows)
     yield from _parts_of_gemini(rows)
     yield from _lists_of_texts(rows)
     yield from _with_tools(rows)
@@ -213,6 +218,23 @@ def _inner_pairs(rows: Sequence[Mapping[str, Any]]) -> Iterator[Reading]:
         if {"question", "answer"} <= inner.keys() and len({*inner.values()}) == len(inner):
             select = {ours: f"{sql(outer)}.{sql(name)}" for ours, name in inner.items()}
             yield read_as("question_answer", {outer: INSIDE}, is_sure=True, select=select)
+
+
+def _by_speaker(rows: Sequence[Mapping[str, Any]]) -> Iterator[Reading]:
+    """Yield readings of messages whose only key names the speaker: `[{"<human>": "Hi"}, ...]`."""
+    for name in rows[0]:
+        talks = [row[name] for row in rows]
+        said = [each for talk in talks if isinstance(talk, list) for each in talk]
+        are_lists = all(isinstance(talk, list) and talk for talk in talks)
+        if not are_lists or not all(isinstance(each, dict) and len(each) == 1 for each in said):
+            continue
+        roles = {key: SPEAKERS.get(key) or _role_named(key) for each in said for key in each}
+        if {"user", "assistant"} <= {*roles.values()} <= {"user", "assistant", "system"}:
+            cases = (f"WHEN m.{sql(key)} IS NOT NULL THEN '{roles[key]}'" for key in roles)
+            content = ", ".join(f"m.{sql(key)}" for key in roles)
+            made = f"{{'role': CASE {' '.join(cases)} END, 'content': coalesce({content})}}"
+            select = {"messages": f"list_transform({sql(name)}, lambda m: {made})"}
+            yield read_as("chat", {name: "messages"}, is_sure=True, select=select)
 
 
 def _parts_of_gemini(rows: Sequence[Mapping[str, Any]]) -> Iterator[Reading]:

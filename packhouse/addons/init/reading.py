@@ -19,7 +19,8 @@ ANSWER = (
     "respuesta resposta réponse ответ jawaban"
 ).split()
 LIKELY_QUESTION = (
-    "q patient customer utterance task title source src document article text passage"
+    "q patient customer utterance task title source src document article text passage "
+    "natural_language"
 ).split()
 LIKELY_ANSWER = "a doctor agent chatbot tgt summary highlights result translation".split()
 PLAIN = ("text", "content", "body")
@@ -186,8 +187,17 @@ def is_class(name: str, *more: str) -> bool:
 
 def words_of_label(name: str) -> set[str]:
     """Return the words that mark a name as an id, source, category or other metadata."""
+    if name.lower() == "natural_language":  # of file 1874, the questions were left out
+        return set()
     words = [word for word in words_of(name) if word not in _FILLERS]
     return {*words} & LABEL_WORDS if words != ["source"] else set()
+
+
+def holds_string(value: object) -> bool:
+    """Return True if a value is a text, or a list or object with one at any depth."""
+    if isinstance(value, list | dict):
+        return any(map(holds_string, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, str)
 
 
 def best_of(names: Iterable[str], known: Sequence[str]) -> str | None:

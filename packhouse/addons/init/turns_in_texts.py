@@ -109,6 +109,7 @@ _LLAMA_2 = {
 """Marks of Llama 2 and Mistral, and the starts of turns that replace them."""
 _MARK_OF_TEMPLATE = (
     r"<\|im_start\|>|<\|start_header_id\|>|<start_of_turn>|\[INST\]|<\|(?:user|assistant)\|>"
+    r"|<\|start\|>\w+<\|message\|>"  # gpt-oss, in file 1836
 )
 SPEAKER_MARKS = "marks of speakers"
 _MARKS = {
@@ -425,7 +426,9 @@ def templated_texts(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
             for mark, header in _LLAMA_2.items():
                 texts = [re.sub(mark, header + "\n", text) for text in texts]
                 text = f"regexp_replace({text}, '{mark}', '{header}' || chr(10), 'g')"
-        if all(map(_is_templated, texts)):
+        # Rows with empty turns, such as 12% of file 1858, are bad rows.
+        are_templated = [_is_templated(text) for text in texts]
+        if None not in are_templated and 2 * sum(map(bool, are_templated)) > len(texts):
             content = f"string_split_regex({text}, '{_HEADER}')[i + 1]"
             role = "CASE role WHEN 'model' THEN 'assistant' ELSE role END"
             said = f"{{'role': {role}, 'content': regexp_replace({content}, '{_FOOTER}', '')}}"
@@ -437,15 +440,18 @@ def templated_texts(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
             yield read_as("chat", dict.fromkeys(names, TEMPLATED), select=select)
 
 
-def _is_templated(text: str) -> bool:
-    """Return True if a text consists of messages with marks, of which the last is an answer."""
+def _is_templated(text: str) -> bool | None:
+    """Return True if a text consists of messages with marks, of which the last is an answer.
+
+    Returns:
+        None if other text would be lost, or other marks trained.
+    """
     before, *parts = re.split(_HEADER, text)
     contents = [re.sub(_FOOTER, "", content) for content in parts[1::2]]
-    return (
-        re.fullmatch(rf"\s*(?:{_EDGE})?\s*", before) is not None
-        and parts[-2:-1] in (["assistant"], ["model"])
-        and all(content and not re.search(_MARK_OF_TEMPLATE, content) for content in contents)
-    )
+    is_other = any(re.search(_MARK_OF_TEMPLATE, content) for content in contents)
+    if is_other or re.fullmatch(rf"\s*(?:{_EDGE})?\s*", before) is None:
+        return None
+    return parts[-2:-1] in (["assistant"], ["model"]) and all(contents)
 
 
 def with_ends(

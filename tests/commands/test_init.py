@@ -521,6 +521,8 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
         "--set file_format=FORMAT"),
     "texts with JSON in a list": ("a.json", dumped([json.dumps(row) for row in named("q", "a")]),
         "Write each as an object"),
+    "articles next to questions": ("a.json", dumped({"articles": [{"title": t[0], "text": t[1]} for
+        t in TALKS[:6]], "talks": named("question", "answer")}), "2 lists: 'articles', 'talks'"),
     "rows in several lists": ("a.json", dumped({"of": {"Sums, small": named("question", "answer"),
         "Sums. Large": named("question", "answer", level=2)}}), "its rows are in 2 lists of 'of'"),
     "a comment before JSON": ("a.json", b"# one of them\n" + dumped(DIALOGS, indent=1),
@@ -881,6 +883,19 @@ def test_unreadable_data_is_reported(name, project):
     assert not Path("recipe.yaml").exists()
 
 
+def test_a_category_next_to_rows_of_several_shapes_is_ignored(project):
+    topics = [f"Sums of numbers, part {n % 2} of them" for n in range(len(SHAPES))]
+    rows = [row | {"topic": topic} for row, topic in zip(SHAPES, topics, strict=True)]
+    Path("a.jsonl").write_bytes(lines(rows))
+
+    code, said = project.init("a.jsonl")
+
+    assert (code, "would reject" in said) == (0, False), said
+    (source,) = yaml.safe_load(Path("recipe.yaml").read_text())["sources"]
+    assert (source["format"], source["ignored_fields"]) == ("mixed", ["id", "topic"])
+    check(project.prepare(), TALKS)
+
+
 def test_fields_of_rows_that_are_not_read_are_not_called_repeats(project):
     rows = [{"v1": t.question, "v2": t.answer} for t in TALKS]
     asked = [f"Please tell me, my friend: {t.question}" for t in TALKS[::3]]
@@ -1097,7 +1112,7 @@ def test_a_ground_truth_may_be_the_answer(project):
 
 def test_the_advice_joins_several_fields_and_parts_of_objects_with_sql(project):
     rows = [
-        {"sym": f"It hurts, {t.question}", "note": f"Note on {t.question}", "ans": t.answer}
+        {"sym": f"It hurts, {t.question}", "note": f"Note on {t.question}", "reply": t.answer}
         | {"about": {"who": f"my mother {n}"}}
         for n, t in enumerate(TALKS)
     ]
@@ -1107,7 +1122,7 @@ def test_the_advice_joins_several_fields_and_parts_of_objects_with_sql(project):
     advised = re.search(r"select='(.*?)'", " ".join(said.split()))
     assert advised, said
     parts = advised[1].replace("FIELD.NAME", "about.who").replace("FIELD, ", "sym, note, ")
-    select = parts.replace('"answer": "FIELD"', '"answer": "ans"')
+    select = parts.replace('"answer": "FIELD"', '"answer": "reply"')
     code, said = project.init(
         "a.jsonl", "--set", "format=question_answer", "--set", f"select={select}"
     )

@@ -225,10 +225,14 @@ class Proposal:
         assert self.reading is not None
         settings = {**self.survey.settings, **self.reading.settings}
         reads, ignored = self.reading.reads, [*settings.get("ignored_fields", ())]
-        if reads and settings.get("format") != "mixed":
+        if reads:
+            held, kept = self.survey.fields, []
+            # Rows of other shapes may lack what explains the other fields.
+            if settings.get("format") == "mixed":
+                kept = [*held.keys() - explained(self.survey)]
             # If fields with media were ignored, marks such as `<image>` would stay in the texts.
-            held = self.survey.fields
-            kept = [n for n in held if held[n].has_media] if settings.get("media") else []
+            elif settings.get("media"):
+                kept = [name for name in held if held[name].has_media]
             ignored += [name for name in held if name not in (*reads, *ignored, *kept)]
         return settings | ({"ignored_fields": ignored} if ignored else {})
 

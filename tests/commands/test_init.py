@@ -508,7 +508,7 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
     "verdicts with counts": ("a.jsonl", each(lambda t: {"parsed": {"reason": t[1]}, "usage": {
         "tokens": 9}, "kind": "ab"}), "not clear which fields hold the question"),
     "texts of a model next to a reference, with scores": ("a.jsonl", each(lambda t: {"generated":
-        t[0], "reference": t[1], "scores": {"rouge": 0.5}}), "not clear which fields hold"),
+        t[0], "reference": t[1], "scores": {"f1": 0.5}}), "not clear which fields hold"),
     "columns without names": ("a.csv",
         "".join(f"{t.question},{t.answer}\n" for t in TALKS).encode(), "does not name the columns"),
     "labels without names": ("a.tsv",

@@ -227,7 +227,7 @@ class Proposal:
         reads, ignored = self.reading.reads, [*settings.get("ignored_fields", ())]
         if reads:
             held, kept = self.survey.fields, []
-            # Rows of other shapes may lack what explains the other fields.
+            # Other fields may hold text that rows with a different shape do not explain.
             if settings.get("format") == "mixed":
                 kept = [*held.keys() - explained(self.survey)]
             # If fields with media were ignored, marks such as `<image>` would stay in the texts.

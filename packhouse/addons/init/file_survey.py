@@ -465,7 +465,7 @@ def _check_other_lists(file: SourceFile, path: Sequence[str], owner: Mapping[str
 
     def may_hold_rows(value: Any) -> bool:
         own = _keys_of(value)
-        # Rows of one kind may lack a field: at least half of all their fields are the same. Of file
+        # Some rows may lack a field: at least half of all fields are the same. Of file
         # 1905, 90 articles were read next to 360 questions and answers.
         are_other = len(own) > 1 and 2 * len(value) >= len(rows) and holds_text(value)
         return 2 * len(own & keys) >= len(own | keys) > 0 or are_other

@@ -153,6 +153,7 @@ RIGHT: dict[str, tuple[Any, ...]] = {
     "alpaca in an array": ("data.json", dumped(named("instruction", "output", input=""))),
     "alpaca with a history": ("a.jsonl", lines(named("instruction", "output", history=[]))),
     "query and answer": ("a.jsonl", lines(named("query", "answer"))),
+    "instruct and output": ("a.jsonl", lines(named("instruct", "output"))),
     "plural names": ("a.jsonl", lines(named("Questions", "Answers"))),
     "messages whose only key names the speaker":
         ("a.jsonl", each(lambda t: {"text": [{"<human>": t[0]}, {"<bot>": t[1]}]})),
@@ -270,6 +271,8 @@ ASKED: dict[str, tuple[Callable[[int, Talk], dict[str, Any]], int, list[Talk]]] 
     "short answers that are called labels": (lambda n, t: {"input": f"Question: {t[0]}\nAnswer:",
         "label": f"Ada-{n:02}"}, 1, [Talk(t[0], f"Ada-{n:02}") for n, t in enumerate(TALKS)]),
     "long answers that are called labels": (lambda n, t: {"input": t[0], "label": t[1]}, 1, TALKS),
+    "scores of a judge": (lambda n, t: {"input": t[0], "actualOutput": t[1], "judged": [{"score": n,
+        "why": f"It equals the number {n} that was expected"}]}, 1, TALKS),
     "questions called natural language": (lambda n, t: {"natural_language": t[0],
         "expected_parse": t[1], "parsed_utterance": "sum"}, 1, TALKS),
     "a context with a longer name": (lambda n, t: {"question": "What is asked?", "answer": t[1],
@@ -499,6 +502,8 @@ ASKED: dict[str, tuple[Callable[[int, Talk], dict[str, Any]], int, list[Talk]]] 
 # Unreadable data: file, its bytes, the message.
 # fmt: off
 REFUSED: dict[str, tuple[str, bytes, str]] = {
+    "a description of a data set": ("a.json", dumped({"name": "a/b", "kinds": ["Court of law",
+        "Right to audit"], "splits": {"train": 8}}), "1 of 1 row has 'name' (text)"),
     "numbers in lists": ("a.jsonl", each(lambda t: {"step": 1, "losses": [0.5], "sizes": [2]}),
         "and no text, so there is nothing to train"),
     "vectors": ("a.json", dumped([{f"{n}": n / 7 for n in range(1200)}] * 3),

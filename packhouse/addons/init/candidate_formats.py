@@ -563,6 +563,12 @@ def _is_told(row: Mapping[str, Any], name: str, others: Iterable[str]) -> bool:
     return " " in value and any(value in str(row.get(other)).lower() for other in others)
 
 
+def _parts(row: Mapping[str, Any], name: str) -> list[Any]:
+    """Return the items of a list, or a value of another type alone."""
+    value = row.get(name)
+    return value if isinstance(value, list) else [value]
+
+
 _CONTEXT_OF = {"alpaca": "input", "dolly": "context", "question_answer": "context"}
 """Field for a question's context, by format."""
 
@@ -587,10 +593,14 @@ def with_context(
     named = [name for name in unread if name.lower() in CONTEXT]
     # Such as `input_context` in file 1848.
     named = named or [name for name in unread if words_of(name)[-1:] == ["context"]]
+    is_named = bool(named)
     named = named or [name for name in unread if not words_of_label(name)] or [*unread]
     if len(named) != 1:
         return None
     (name,) = named
+    # Of file 1926, the scores of a judge were offered as the context.
+    if not is_named and any(isinstance(part, dict) for row in rows for part in _parts(row, name)):
+        return None
     row_format = reading.settings["format"]
     fields, reads = dict(reading.settings.get("fields", {})), dict(reading.reads)
     if "select" in reading.settings:

@@ -585,7 +585,8 @@ def _unknown(
             )
         # Of file 1012, papers with an abstract and a title, a row for each author was advised.
         is_list = isinstance(value, list) and value and isinstance(value[0], str)
-        if is_list and num_texts < 2:
+        is_card = survey.num_rows == 1 and any(isinstance(v, dict) for v in names.values())
+        if is_list and num_texts < 2 and not is_card:  # file 1932 describes a data set
             if not any(" " in str(each) for each in value):  # words
                 return (
                     f"its rows contain {_kinds_of(row)}: a list of words in {name!r}, which "
@@ -614,7 +615,8 @@ def _unknown(
             "each row."
         )
     return (
-        f"{layout.num_rows:,} of {counted(survey.num_rows, 'row')}{place} have {_kinds_of(row)}, "
+        f"{layout.num_rows:,} of {counted(survey.num_rows, 'row')}{place} "
+        f"{'has' if layout.num_rows == 1 else 'have'} {_kinds_of(row)}, "
         "but it is not clear which fields hold the question and the answer. If "
         f"{NAME_THE_FIELDS}"
     )

@@ -353,7 +353,7 @@ def _lists_of_texts(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
         lists = [row[name] for row in rows if row[name]]
         if not lists or not all(isinstance(value, list) for value in lists):
             continue
-        if words_of_label(name):
+        if words_of_label(name) or name.lower() in CONTEXT:
             continue
         asks = best_of([n for n in texts_of(rows[0], rows) if n != name], QUESTION)
         items = [item for value in lists for item in value]

@@ -290,6 +290,9 @@ def _held(prepared: Prepared) -> list[str]:
             f"## Held: {markdown_code(ref)} stays where it is",
             *(f"- {for_markdown(reason)}" for reason in prepared.published.held_back),
             "",
+            # This page stays when a person promotes the version later.
+            f"The artifact '{artifact_key(prepared.dataset, 'ref', ref)}' shows later moves of it.",
+            "",
             "## How to promote it",
             *_how_to_promote(prepared.store, prepared.dataset, ref, prepared.pinned, at),
         ]

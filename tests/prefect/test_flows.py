@@ -319,6 +319,7 @@ def test_a_prepared_version_whose_ref_is_held_is_shown_as_held(place, cache, fir
     assert promote_with in state.message
     page = newest("demo-version")
     assert "## Held: `latest` stays where it is" in page
+    assert "The artifact 'demo-ref-latest' shows later moves" in page
     assert "points to it" not in page
     assert f"packhouse ref set {place / 'store'}/demo latest {state.result().pinned}" in page
 

@@ -153,10 +153,9 @@ RIGHT: dict[str, tuple[Any, ...]] = {
     "alpaca in an array": ("data.json", dumped(named("instruction", "output", input=""))),
     "alpaca with a history": ("a.jsonl", lines(named("instruction", "output", history=[]))),
     "query and answer": ("a.jsonl", lines(named("query", "answer"))),
-    "instruct and output": ("a.jsonl", lines(named("instruct", "output"))),
+    "categories next to the rows": ("a.json", dumped({"rows": named("question", "answer"),
+        "kinds": [{"id": n, "name": f"Sums, {n} of it"} for n in range(20)]})),
     "plural names": ("a.jsonl", lines(named("Questions", "Answers"))),
-    "messages whose only key names the speaker":
-        ("a.jsonl", each(lambda t: {"text": [{"<human>": t[0]}, {"<bot>": t[1]}]})),
     "ask and answer": ("a.jsonl", lines(named("ask", "answer", score=0.5))),
     "system, user, assistant": ("a.jsonl", lines(named("user", "assistant", system="Be brief."))),
     "input and preferred output":
@@ -266,15 +265,11 @@ def bad(talk: Talk) -> str:
 # Fields with several meanings: rows, the number of the right candidate, and its conversations.
 # fmt: off
 ASKED: dict[str, tuple[Callable[[int, Talk], dict[str, Any]], int, list[Talk]]] = {
-    "a conversation next to a profile and a scene": (lambda n, t: {"profile": f"He likes {n} lakes",
-        "scene": f"It is {n} in the morning", "conversation": chats_of(t)}, 1, TALKS),
     "short answers that are called labels": (lambda n, t: {"input": f"Question: {t[0]}\nAnswer:",
-        "label": f"Ada-{n:02}"}, 1, [Talk(t[0], f"Ada-{n:02}") for n, t in enumerate(TALKS)]),
+        "label": f"Ada-{n:02}"}, 2, [Talk(t[0], f"Ada-{n:02}") for n, t in enumerate(TALKS)]),
     "long answers that are called labels": (lambda n, t: {"input": t[0], "label": t[1]}, 1, TALKS),
-    "scores of a judge": (lambda n, t: {"input": t[0], "actualOutput": t[1], "judged": [{"score": n,
-        "why": f"It equals the number {n} that was expected"}]}, 1, TALKS),
-    "questions called natural language": (lambda n, t: {"natural_language": t[0],
-        "expected_parse": t[1], "parsed_utterance": "sum"}, 1, TALKS),
+    "instructions with an input, in a list": (lambda n, t: {"talk": [{"instruction": "Answer it.",
+        "input": t[0], "output": t[1], "kind": "sum"}]}, 1, TALKS),
     "a context with a longer name": (lambda n, t: {"question": "What is asked?", "answer": t[1],
         "rule": f"The rule of {n} sums", "input_context": f"He asked: {t[0]}"}, 1, TALKS),
     "labels of another language": (lambda n, t: {"text": f"질문: {t[0]}\n답변: {t[1]}"}, 2,
@@ -502,18 +497,14 @@ ASKED: dict[str, tuple[Callable[[int, Talk], dict[str, Any]], int, list[Talk]]] 
 # Unreadable data: file, its bytes, the message.
 # fmt: off
 REFUSED: dict[str, tuple[str, bytes, str]] = {
-    "a description of a data set": ("a.json", dumped({"name": "a/b", "kinds": ["Court of law",
-        "Right to audit"], "splits": {"train": 8}}), "1 of 1 row has 'name' (text)"),
     "numbers in lists": ("a.jsonl", each(lambda t: {"step": 1, "losses": [0.5], "sizes": [2]}),
         "and no text, so there is nothing to train"),
     "vectors": ("a.json", dumped([{f"{n}": n / 7 for n in range(1200)}] * 3),
-        "such as a vector of numbers. Keep only the fields with text"),
+        "1,200 fields; at most 1,000 are read). Write rows with fewer fields"),
     "marks of gpt-oss": ("a.jsonl", each(lambda t: {"input": f"<|start|>user<|message|>{t[0]}",
         "generated": t[1]}), "contains marks of a chat template"),
     "verdicts with counts": ("a.jsonl", each(lambda t: {"parsed": {"reason": t[1]}, "usage": {
         "tokens": 9}, "kind": "ab"}), "not clear which fields hold the question"),
-    "texts of a model next to a reference, with scores": ("a.jsonl", each(lambda t: {"generated":
-        t[0], "reference": t[1], "scores": {"f1": 0.5}}), "not clear which fields hold"),
     "columns without names": ("a.csv",
         "".join(f"{t.question},{t.answer}\n" for t in TALKS).encode(), "does not name the columns"),
     "labels without names": ("a.tsv",
@@ -526,6 +517,10 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
         "--set file_format=FORMAT"),
     "texts with JSON in a list": ("a.json", dumped([json.dumps(row) for row in named("q", "a")]),
         "Write each as an object"),
+    "an id that is called a label": ("a.jsonl", each(lambda t: {"prompt": t[0], "label_id": "l7"}),
+        "but no answers"),
+    "a few questions next to articles": ("a.json", dumped({"articles": [{"text": t[1]} for t in
+        TALKS], "talks": named("question", "answer")[:3]}), "2 lists: 'articles', 'talks'"),
     "articles next to questions": ("a.json", dumped({"articles": [{"title": t[0], "text": t[1]} for
         t in TALKS[:6]], "talks": named("question", "answer")}), "2 lists: 'articles', 'talks'"),
     "rows in several lists": ("a.json", dumped({"of": {"Sums, small": named("question", "answer"),
@@ -899,6 +894,16 @@ def test_a_category_next_to_rows_of_several_shapes_is_ignored(project):
     (source,) = yaml.safe_load(Path("recipe.yaml").read_text())["sources"]
     assert (source["format"], source["ignored_fields"]) == ("mixed", ["id", "topic"])
     check(project.prepare(), TALKS)
+
+
+def test_classes_of_questions_are_offered_before_answers(project):
+    rows = [{"query": t[0], "intent": ("sum", "add")[n % 2]} for n, t in enumerate(TALKS)]
+    Path("a.jsonl").write_bytes(lines(rows))
+
+    code, said = project.init("a.jsonl")
+
+    assert code == 7, said
+    assert said.index("format=classification") < said.index("format=prompt_completion"), said
 
 
 def test_fields_of_rows_that_are_not_read_are_not_called_repeats(project):

@@ -79,8 +79,6 @@ _UTTERANCES = frozenset("patterns examples utterances".split())
 """Words in names of lists of texts that have the same intent and answer."""
 _PIECES = frozenset("words tokens characters chars sentences".split())
 """Words in names of lists with the pieces of one text."""
-_MADE = frozenset("predicted prediction parsed generated".split())
-"""Words in names of texts that a model wrote: all four ways for file 1874 asked with one."""
 _MAX_CLASSES = 200
 
 
@@ -123,12 +121,9 @@ def readings_of(layout: Layout, fields: Mapping[str, Field]) -> list[Reading]:
         found = [each for each in found if {"chosen", "messages"} & {*each.reads.values()}]
     found = [_with_context(each, rows) for each in found]
     found += [text for each in found for text in _without_prompt(each, rows)]
-    # Of file 742, a description was offered as the question, and the messages were left out; of
-    # file 1861, a scene as the answer to the profile of a user.
-    asked = questions_in(rows)
-    talks = {n for each in found for n, ours in each.reads.items() if ours == "messages"}
-    if asked or talks:
-        found = [each for each in found if each.is_sure or (asked | talks) & each.reads.keys()]
+    # Of file 742, a description was offered as the question, and the messages were left out.
+    if asked := questions_in(rows):
+        found = [each for each in found if each.is_sure or asked & each.reads.keys()]
     if not found and not is_compared and not asked:
         found = list(_plain(rows, fields))
     different: list[Reading] = []
@@ -313,8 +308,7 @@ def _pairs(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Itera
     others = [name for name in free if has_text(name, fields) and name not in asking + answering]
     # Without a name for the answer, the second question may be one, as in `question` and `query`.
     guesses = [name for name in others if "context" not in words_of(name)] + asking[1:]
-    likely = [name for name in others if not _MADE & {*words_of(name)}]
-    asking = asking or names_like(likely, LIKELY_QUESTION) or likely
+    asking = asking or names_like(others, LIKELY_QUESTION) or others
     answering = answering or names_like(others, LIKELY_ANSWER) or guesses
     pairs = [(question, answer) for question in asking for answer in answering]
     for question, answer in pairs[: 2 * SHOWN]:
@@ -334,17 +328,11 @@ def _are_compared(rows: Sequence[dict[str, Any]]) -> bool:
         False
     """
     names = rows[0].keys()
-    values = [value for row in rows for each in row.values() for value in _with_inner(each)]
-    are_scored = any(type(value) is float for value in values)
+    are_scored = any(type(value) is float for row in rows for value in row.values())
     return not names_like(texts_of(names, rows), ANSWER) and (
         (bool(names & {"positive", "pos"}) and bool(names & {"anchor", "query"}))
-        # Generated summaries of file 1856 were offered as the questions of the others.
-        or (are_scored and "reference" in names and bool(names & {"hypothesis", *_MADE}))
+        or (are_scored and {"reference", "hypothesis"} <= names)
     )
-
-
-def _with_inner(value: object) -> Iterable[object]:
-    return value.values() if isinstance(value, dict) else [value]
 
 
 def _pair(
@@ -406,17 +394,15 @@ def _plain(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Itera
         objects = pair
     if not sentences:
         divided = [(objects[:n], objects[n:]) for n in range(1, len(objects))]
-        for asked, said in divided + [
-            (said, asked) for asked, said in divided if len(objects) == 2
-        ]:
-            # Of file 1847, counts of tokens were offered as the answer to a verdict.
-            if all(
-                any(holds_string(row[n]) for row in rows for n in part) for part in (asked, said)
-            ):
-                yield in_json(rows, {"question": asked, "answer": said})
+        divided += [(objects[1:], objects[:1])] if len(objects) == 2 else []
+        # Of file 1847, counts of tokens were offered as the answer to a verdict.
+        said = {name for name in objects if any(holds_string(row[name]) for row in rows)}
+        for asked, answered in divided:
+            if said.intersection(asked) and said.intersection(answered):
+                yield in_json(rows, {"question": asked, "answer": answered})
     texts = [name for name in texts if has_text(name, fields)]
-    # `_pairs` leaves out topics. Of e-mails with subjects (file 843), either may be the answer. A
-    # class only answers: the labels of file 1865 are short answers.
+    # `_pairs` leaves out topics. Of e-mails with subjects (file 843), either may be the answer.
+    # Labels of several words only answer.
     if len(texts) == 2 and any(words_of_label(name) or is_class(name) for name in texts):
         for question, answer in (texts, texts[::-1]):
             if not is_class(question):
@@ -428,13 +414,14 @@ def _plain(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Itera
         labels = [n for n in rows[0] if n != texts[0] and (is_class(n) or not is_question)]
         classes = list(_classes(texts[0], labels, fields))
         is_sure = is_named and not has_lists and not classes
-        for label in filter(is_class, labels if is_question else ()):
-            if fields.get(label, Field()).kind == "text":
-                yield from _pair(texts[0], label, [texts[0], label], rows, is_sure=False)
         # Questions without answers (file 77) are refused: the way shown trained the questions.
         if not is_question:
             yield read_as("text", {texts[0]: "text"}, is_sure=is_sure, fields={"text": texts[0]})
         yield from classes
+        # Of file 1865, the short answers to questions are called labels.
+        for label in filter(is_class, labels if is_question else ()):
+            if fields.get(label, Field()).kind == "text" and not words_of_label(label):
+                yield from _pair(texts[0], label, [texts[0], label], rows, is_sure=False)
 
 
 def _without_prompt(reading: Reading, rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
@@ -563,12 +550,6 @@ def _is_told(row: Mapping[str, Any], name: str, others: Iterable[str]) -> bool:
     return " " in value and any(value in str(row.get(other)).lower() for other in others)
 
 
-def _parts(row: Mapping[str, Any], name: str) -> list[Any]:
-    """Return the items of a list, or a value of another type alone."""
-    value = row.get(name)
-    return value if isinstance(value, list) else [value]
-
-
 _CONTEXT_OF = {"alpaca": "input", "dolly": "context", "question_answer": "context"}
 """Field for a question's context, by format."""
 
@@ -578,8 +559,9 @@ def with_context(
 ) -> Reading | None:
     """Return a reading that also reads an unread field as the question's context, or None.
 
-    Of several unread fields, it is the only one named like a context, or the only one not named
-    like a source, category or other metadata, such as `contexts` next to `sources` (file 897).
+    Of several unread fields, it is the only one named like a context, the only one whose name ends
+    in `context`, or the only one not named like a source, category or other metadata, such as
+    `contexts` next to `sources` (file 897).
 
     Example:
         >>> reads = {"ask": "prompt", "output": "completion"}
@@ -593,14 +575,10 @@ def with_context(
     named = [name for name in unread if name.lower() in CONTEXT]
     # Such as `input_context` in file 1848.
     named = named or [name for name in unread if words_of(name)[-1:] == ["context"]]
-    is_named = bool(named)
     named = named or [name for name in unread if not words_of_label(name)] or [*unread]
     if len(named) != 1:
         return None
     (name,) = named
-    # Of file 1926, the scores of a judge were offered as the context.
-    if not is_named and any(isinstance(part, dict) for row in rows for part in _parts(row, name)):
-        return None
     row_format = reading.settings["format"]
     fields, reads = dict(reading.settings.get("fields", {})), dict(reading.reads)
     if "select" in reading.settings:

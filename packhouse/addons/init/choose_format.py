@@ -226,9 +226,8 @@ class Proposal:
         settings = {**self.survey.settings, **self.reading.settings}
         reads, ignored = self.reading.reads, [*settings.get("ignored_fields", ())]
         if reads:
-            held, kept = self.survey.fields, []
-            # Other fields may hold text that rows with a different shape do not explain.
-            if settings.get("format") == "mixed":
+            held, kept = self.survey.fields, []  # `kept` are not written to `ignored_fields`
+            if settings.get("format") == "mixed":  # only those that can be explained
                 kept = [*held.keys() - explained(self.survey)]
             # If fields with media were ignored, marks such as `<image>` would stay in the texts.
             elif settings.get("media"):
@@ -585,8 +584,7 @@ def _unknown(
             )
         # Of file 1012, papers with an abstract and a title, a row for each author was advised.
         is_list = isinstance(value, list) and value and isinstance(value[0], str)
-        is_card = survey.num_rows == 1 and any(isinstance(v, dict) for v in names.values())
-        if is_list and num_texts < 2 and not is_card:  # file 1932 describes a data set
+        if is_list and num_texts < 2:
             if not any(" " in str(each) for each in value):  # words
                 return (
                     f"its rows contain {_kinds_of(row)}: a list of words in {name!r}, which "
@@ -599,7 +597,8 @@ def _unknown(
                 "Write one row per text, with its answer or label; of a conversation, one row "
                 "with messages ([{role, content}])."
             )
-    if names and not any(map(holds_string, layout.rows)):  # file 1862, losses of a training run
+    all_rows = [row for each in survey.layouts.values() for row in each.rows]
+    if names and not any(map(holds_string, all_rows)):  # file 1862, losses of a training run
         return f"its rows contain {_kinds_of(row)} and no text, so there is nothing to train."
     others = [name for name in names if not is_metadata(name, survey.fields[name])] or [*names]
     is_text = len(others) == 1 and isinstance(row[others[0]], str)

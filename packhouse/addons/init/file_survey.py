@@ -235,8 +235,8 @@ def survey(file: SourceFile, given: Mapping[str, Any]) -> Survey:
         if "fields; at most" in why:
             raise refusal(
                 file,
-                f"no row of it can be read ({why}), such as a vector of numbers. Keep only the "
-                "fields with text"
+                f"no row of it can be read ({why}). Write rows with fewer fields, such as a "
+                "question and its answer"
                 if found.num_rows > 1
                 else "its rows are the values of one object. Write them as a list",
             )
@@ -354,6 +354,11 @@ def _holds_messages(rows: Sequence[Any]) -> bool:
     return bool(rows) and row_format_of(rows[0], {}) is not None
 
 
+_ASKED = {"prompt", "question", "instruction", "query", "input"}
+_ANSWERED = {"answer", "output", "response", "completion"}
+"""Names of fields, without the other words that `reading.py` knows."""
+
+
 def _is_asked(rows: Sequence[Any], path: Sequence[str]) -> bool:
     """Return True if the only row has a prompt, and the list is part of it or of the answer.
 
@@ -362,10 +367,8 @@ def _is_asked(rows: Sequence[Any], path: Sequence[str]) -> bool:
     value = rows[0] if rows else None
     if not isinstance(value, dict):
         return False
-    asked = [
-        value[n] for n in ("prompt", "question", "instruction", "query", "input") if n in value
-    ]
-    answers = value.keys() & {"answer", "output", "response", "completion"}
+    asked = [value[name] for name in value.keys() & _ASKED]
+    answers = value.keys() & _ANSWERED
     if not any(isinstance(each, str) for each in asked) and not (asked and answers):
         return False
     for name in path:
@@ -457,28 +460,27 @@ def _texts_beside(around: Sequence[dict[str, Any]], path: Sequence[str]) -> list
 def _check_other_lists(file: SourceFile, path: Sequence[str], owner: Mapping[str, Any]) -> None:
     """Refuse an object with its rows in several lists, since `rows_at` names one.
 
+    These are lists of rows like those found, and lists of questions and answers.
     Of file 958, which has a list for each of 116 topics, the first one was published. Lists named
     like splits are meant to be read one at a time.
     """
-    rows = owner[path[-1]]
-    keys = _keys_of(rows)
-
-    def may_hold_rows(value: Any) -> bool:
-        own = _keys_of(value)
-        # Some rows may lack a field: at least half of all fields are the same. Of file
-        # 1905, 90 articles were read next to 360 questions and answers.
-        are_other = len(own) > 1 and 2 * len(value) >= len(rows) and holds_text(value)
-        return 2 * len(own & keys) >= len(own | keys) > 0 or are_other
-
-    alike = [name for name, value in owner.items() if may_hold_rows(value)]
-    if len(alike) > 1 and not {name.lower() for name in alike} <= _SPLITS:
+    keys = _keys_of(owner[path[-1]])
+    # Some rows may lack a field: at least half of all their fields are the same. Of file
+    # 1905, articles were read, and not the questions and answers in the next list.
+    lists = [
+        name
+        for name, own in ((name, _keys_of(value)) for name, value in owner.items())
+        if 2 * len(own & keys) >= len(own | keys) > 0 or (own & _ASKED and own & _ANSWERED)
+    ]
+    lists += [path[-1]] * (path[-1] not in lists)
+    if len(lists) > 1 and not {name.lower() for name in lists} <= _SPLITS:
         place = f" of '{'.'.join(path[:-1])}'" if path[1:] else ""
-        shown = ", ".join(f"'{name[:40]}'" for name in alike[:3])
+        shown = ", ".join(f"'{name[:40]}'" for name in lists[:3])
         raise refusal(
             file,
-            f"its rows are in {len(alike)} lists{place}: {shown}{', ...' * (len(alike) > 3)}. "
-            "Write all rows as one list, or choose one list with --set rows_at=FIELD, where FIELD "
-            "is its path, with dots between names.",
+            f"its rows are in {len(lists)} lists{place}: {shown}{', ...' * (len(lists) > 3)}. "
+            "Write the rows to train as one list, or choose one list with --set rows_at=FIELD, "
+            "where FIELD is its path, with dots between names.",
         )
 
 

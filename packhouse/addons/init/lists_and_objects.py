@@ -22,6 +22,7 @@ from packhouse.addons.init.reading import (
     USERS,
     Reading,
     best_of,
+    holds_string,
     is_class,
     names_like,
     rank_of,
@@ -128,7 +129,10 @@ def _roles_of(speakers: list[list[str]]) -> list[dict[str, str]]:
     unknown = [name for name, rows in rows_with.items() if name not in SPEAKERS and rows > least]
     roles: dict[str, str] = {}
     for name in unknown:
-        if role := _role_named(name):
+        words = set(words_of(name))
+        role = "user" if words & USERS else "assistant" if words & ASSISTANTS else ""
+        role = role or ("system" if "system" in words else "")
+        if role:
             roles[name] = role
     rest = [name for name in unknown if name not in roles]
     if len(rest) == 2 and not roles:  # the first speaker is probably the user
@@ -150,13 +154,6 @@ def _roles_of(speakers: list[list[str]]) -> list[dict[str, str]]:
     return [] if rest else [roles]
 
 
-def _role_named(name: str) -> str:
-    """Return the role that a speaker's name tells, or an empty string."""
-    words = {*words_of(name)}
-    role = "user" if words & USERS else "assistant" if words & ASSISTANTS else ""
-    return role or ("system" if "system" in words else "")
-
-
 _KEYS = {"chat": ("role", "content"), "sharegpt": ("from", "value")}
 """Keys of a message's speaker and content, by format."""
 _BESIDE = ("system", "system_prompt", "tools")
@@ -176,7 +173,6 @@ def made_of_lists(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
             reads = {name: name for name in beside} | reads
             yield read_as(row_format, reads, is_sure=is_sure, select=beside | select)
     yield from _inner_pairs(rows)
-    yield from _by_speaker(rows)
     yield from _parts_of_gemini(rows)
     yield from _lists_of_texts(rows)
     yield from _with_tools(rows)
@@ -218,23 +214,6 @@ def _inner_pairs(rows: Sequence[Mapping[str, Any]]) -> Iterator[Reading]:
         if {"question", "answer"} <= inner.keys() and len({*inner.values()}) == len(inner):
             select = {ours: f"{sql(outer)}.{sql(name)}" for ours, name in inner.items()}
             yield read_as("question_answer", {outer: INSIDE}, is_sure=True, select=select)
-
-
-def _by_speaker(rows: Sequence[Mapping[str, Any]]) -> Iterator[Reading]:
-    """Yield readings of messages whose only key names the speaker: `[{"<human>": "Hi"}, ...]`."""
-    for name in rows[0]:
-        talks = [row[name] for row in rows]
-        said = [each for talk in talks if isinstance(talk, list) for each in talk]
-        are_lists = all(isinstance(talk, list) and talk for talk in talks)
-        if not are_lists or not all(isinstance(each, dict) and len(each) == 1 for each in said):
-            continue
-        roles = {key: SPEAKERS.get(key) or _role_named(key) for each in said for key in each}
-        if {"user", "assistant"} <= {*roles.values()} <= {"user", "assistant", "system"}:
-            cases = (f"WHEN m.{sql(key)} IS NOT NULL THEN '{roles[key]}'" for key in roles)
-            content = ", ".join(f"m.{sql(key)}" for key in roles)
-            made = f"{{'role': CASE {' '.join(cases)} END, 'content': coalesce({content})}}"
-            select = {"messages": f"list_transform({sql(name)}, lambda m: {made})"}
-            yield read_as("chat", {name: "messages"}, is_sure=True, select=select)
 
 
 def _parts_of_gemini(rows: Sequence[Mapping[str, Any]]) -> Iterator[Reading]:
@@ -353,7 +332,7 @@ def _lists_of_texts(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
         lists = [row[name] for row in rows if row[name]]
         if not lists or not all(isinstance(value, list) for value in lists):
             continue
-        if words_of_label(name) or name.lower() in CONTEXT:
+        if words_of_label(name):
             continue
         asks = best_of([n for n in texts_of(rows[0], rows) if n != name], QUESTION)
         items = [item for value in lists for item in value]
@@ -374,11 +353,23 @@ def _lists_of_texts(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
                 continue
             if not all(isinstance(item.get(key), str) for item in items for key in (asks, says)):
                 continue
-            asked = f"{{'role': 'user', 'content': pair.{sql(asks)}}}"
+            # Of file 1956, the inputs of the instructions were lost without a word.
+            texts = [
+                key
+                for key in dict.fromkeys(key for item in items for key in item)
+                if key not in (asks, says) and any(holds_string(item.get(key)) for item in items)
+            ]
+            contexts = [key for key in texts if key.lower() in CONTEXT]
+            both = [asks, *contexts] if len(contexts) == 1 else [asks]
+            parts = [f"nullif(pair.{sql(key)}, '')" for key in both]
+            asked = f"concat_ws(chr(10), {', '.join(parts)})" if both[1:] else f"pair.{sql(asks)}"
+            asked = f"{{'role': 'user', 'content': {asked}}}"
             said = f"{{'role': 'assistant', 'content': pair.{sql(says)}}}"
             messages = f"flatten(list_transform({sql(name)}, lambda pair: [{asked}, {said}]))"
-            reads = {name: f"messages: {asks} asks, {says} answers"}
-            yield read_as("chat", reads, select={"messages": messages})
+            ours = f"messages: {' and '.join(both)} {'ask' if both[1:] else 'asks'}, {says} answers"
+            left = [key for key in texts if key not in both and not words_of_label(key)]
+            ours += f", without {', '.join(left)}" if left else ""
+            yield read_as("chat", {name: ours}, select={"messages": messages})
 
 
 def _are_turns(name: str, lists: Sequence[list[str]], rows: Sequence[dict[str, Any]]) -> bool:

@@ -10,7 +10,7 @@ from packhouse.read.unread_fields import UNSPACED
 from packhouse.system.wording import counted
 
 QUESTION = (
-    "question instruction instruct prompt query ask user human problem request input inputs 问题 "
+    "question instruction prompt query ask user human problem request input inputs 问题 "
     "提问 问 指令 質問 질문 vraag domanda soru pytanie fråga spørgsmål frage pregunta pergunta "
     "вопрос soal"
 ).split()
@@ -20,8 +20,7 @@ ANSWER = (
     "respuesta resposta réponse ответ jawaban"
 ).split()
 LIKELY_QUESTION = (
-    "q patient customer utterance task title source src document article text passage "
-    "natural_language"
+    "q patient customer utterance task title source src document article text passage"
 ).split()
 LIKELY_ANSWER = "a doctor agent chatbot tgt summary highlights result translation".split()
 PLAIN = ("text", "content", "body")
@@ -188,14 +187,15 @@ def is_class(name: str, *more: str) -> bool:
 
 def words_of_label(name: str) -> set[str]:
     """Return the words that mark a name as an id, source, category or other metadata."""
-    if name.lower() == "natural_language":  # of file 1874, the questions were left out
-        return set()
     words = [word for word in words_of(name) if word not in _FILLERS]
     return {*words} & LABEL_WORDS if words != ["source"] else set()
 
 
 def holds_string(value: object) -> bool:
-    """Return True if a value is a text, or a list or object with one at any depth."""
+    """Return True if a value is a text of any length, or a list or object with one.
+
+    Unlike `holds_text`, also for a single word, which may be an answer.
+    """
     if isinstance(value, list | dict):
         return any(map(holds_string, value.values() if isinstance(value, dict) else value))
     return isinstance(value, str)

@@ -531,7 +531,7 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
         indent=1), "Remove the comment"),
     "a heading and a link": ("a.jsonl", b"# Title of it\n[link](a) is text\n",
         "no row of it can be read as jsonl"),
-    "an empty line": ("a.jsonl", b"\n", "(it is empty). Pass a file with rows"),
+    "an empty line": ("a.jsonl", b"\n", "(it is empty). Pass a file with rows.\n"),
     "line breaks between rows as two characters": ("a.jsonl",
         lines(named("question", "answer")).replace(b"\n", b"\\n"), "is followed by \\n{"),
     "lists of texts": ("a.jsonl", lines([[*t] for t in TALKS]), "rows are lists without field"),

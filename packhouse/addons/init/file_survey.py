@@ -245,7 +245,9 @@ def survey(file: SourceFile, given: Mapping[str, Any]) -> Survey:
             raise refusal(file, f"no row of it is JSON ({why}). {then}")
         if (fault := _fault_at_the_start(file)) is not None:
             raise refusal(file, fault)
-        then = "Pass a file with rows, or name its format with --set file_format=FORMAT."
+        then = "Pass a file with rows."
+        if found.first_bad:
+            then = "Pass a file with rows, or name its format with --set file_format=FORMAT."
         if "but the header has" in why:
             then = "Write every field of the header in each row, also empty ones."
         elif "file_format" in given:

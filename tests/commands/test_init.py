@@ -497,6 +497,9 @@ ASKED: dict[str, tuple[Callable[[int, Talk], dict[str, Any]], int, list[Talk]]] 
 # Unreadable data: file, its bytes, the message.
 # fmt: off
 REFUSED: dict[str, tuple[str, bytes, str]] = {
+    "marked turns, most of them empty": ("a.jsonl", each(lambda t: {"text":
+        f"<|user|>\n{t[0]}\n<|assistant|>\n{t[1] if t == TALKS[0] else ''}"}),
+        "contains marks of a chat template"),
     "numbers in lists": ("a.jsonl", each(lambda t: {"step": 1, "losses": [0.5], "sizes": [2]}),
         "and no text, so there is nothing to train"),
     "vectors": ("a.json", dumped([{f"{n}": n / 7 for n in range(1200)}] * 3),
@@ -904,6 +907,14 @@ def test_classes_of_questions_are_offered_before_answers(project):
 
     assert code == 7, said
     assert said.index("format=classification") < said.index("format=prompt_completion"), said
+
+
+def test_labels_of_several_words_do_not_ask(project):
+    Path("a.jsonl").write_bytes(lines(pairs("input", "label", TALKS)))
+
+    code, said = project.init("a.jsonl")
+
+    assert (code, "label (prompt)" in said) == (7, False), said
 
 
 def test_fields_of_rows_that_are_not_read_are_not_called_repeats(project):

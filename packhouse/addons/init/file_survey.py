@@ -358,7 +358,7 @@ def _holds_messages(rows: Sequence[Any]) -> bool:
 
 _ASKED = {"prompt", "question", "instruction", "query", "input"}
 _ANSWERED = {"answer", "output", "response", "completion"}
-"""Names of fields, without the other words that `reading.py` knows."""
+"""Usual names of questions and answers; `reading.py`, which imports this module, has all."""
 
 
 def _is_asked(rows: Sequence[Any], path: Sequence[str]) -> bool:
@@ -462,13 +462,13 @@ def _texts_beside(around: Sequence[dict[str, Any]], path: Sequence[str]) -> list
 def _check_other_lists(file: SourceFile, path: Sequence[str], owner: Mapping[str, Any]) -> None:
     """Refuse an object with its rows in several lists, since `rows_at` names one.
 
-    These are lists of rows like those found, and lists of questions and answers.
-    Of file 958, which has a list for each of 116 topics, the first one was published. Lists named
-    like splits are meant to be read one at a time.
+    A list counts if its rows are like those found, or are questions and answers. Of file 958, which
+    has a list for each of 116 topics, the first one was published. Lists named like splits are
+    meant to be read one at a time.
     """
     keys = _keys_of(owner[path[-1]])
-    # Some rows may lack a field: at least half of all their fields are the same. Of file
-    # 1905, articles were read, and not the questions and answers in the next list.
+    # Some rows may lack a field: at least half of all their fields are the same. Of file 1905,
+    # articles were read, and not the questions and answers in the next list.
     lists = [
         name
         for name, own in ((name, _keys_of(value)) for name, value in owner.items())

@@ -359,7 +359,7 @@ def _lists_of_texts(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
                 for key in dict.fromkeys(key for item in items for key in item)
                 if key not in (asks, says) and any(holds_string(item.get(key)) for item in items)
             ]
-            contexts = [key for key in texts if key.lower() in CONTEXT]
+            contexts = [key for key in texts_of(texts, items) if key.lower() in CONTEXT]
             both = [asks, *contexts] if len(contexts) == 1 else [asks]
             parts = [f"nullif(pair.{sql(key)}, '')" for key in both]
             asked = f"concat_ws(chr(10), {', '.join(parts)})" if both[1:] else f"pair.{sql(asks)}"

@@ -10,9 +10,8 @@ from packhouse.read.unread_fields import UNSPACED
 from packhouse.system.wording import counted
 
 QUESTION = (
-    "question instruction prompt query ask user human problem request input inputs 问题 "
-    "提问 问 指令 質問 질문 vraag domanda soru pytanie fråga spørgsmål frage pregunta pergunta "
-    "вопрос soal"
+    "question instruction prompt query ask user human problem request input inputs 问题 提问 问 "
+    "指令 質問 질문 vraag domanda soru pytanie fråga spørgsmål frage pregunta pergunta вопрос soal"
 ).split()
 ANSWER = (
     "solution answer output response completion assistant reply bot gpt chosen target targets "

@@ -428,7 +428,7 @@ def templated_texts(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
                 text = f"regexp_replace({text}, '{mark}', '{header}' || chr(10), 'g')"
         # Rows with empty turns, such as 12% of file 1858, are bad rows.
         are_templated = [_is_templated(text) for text in texts]
-        if None not in are_templated and 2 * sum(map(bool, are_templated)) > len(texts):
+        if None not in are_templated and any(are_templated):
             content = f"string_split_regex({text}, '{_HEADER}')[i + 1]"
             role = "CASE role WHEN 'model' THEN 'assistant' ELSE role END"
             said = f"{{'role': {role}, 'content': regexp_replace({content}, '{_FOOTER}', '')}}"

@@ -115,8 +115,9 @@ def _serve(
     while not _has_ended(parts[0]):
         time.sleep(_LOOKS_EVERY_S)  # waiting for the processes would return at once for a zombie
         if _has_ended(parts[-1]):
-            print(f"the worker exited and is being restarted; see {home / 'worker.log'}")
-            sys.stdout.flush()
+            print(
+                f"the worker exited and is being restarted; see {home / 'worker.log'}", flush=True
+            )
             time.sleep(_RESTARTS_AFTER_S)  # or it would be started over and over
             parts.append(_start("worker", worker, home, environment))
     print(f"the server exited; see {home / 'server.log'}")

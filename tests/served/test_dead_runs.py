@@ -150,7 +150,7 @@ def test_a_dead_worker_is_replaced(served):
 
     (worker,) = workers()
     worker.kill()
-    until(lambda: workers() and workers() != [worker], 60)
+    until(lambda: any(each != worker for each in workers()), 60)
     assert "the worker exited and is being restarted" in (served.home / "serve.log").read_text()
     served.wait(served.start("verify/weekly-verify"))
 

@@ -74,7 +74,7 @@ def run_options(command: Callable[..., object]) -> Callable[..., object]:
         number_option(
             "--workers",
             "Number of worker processes. Does not affect the output. "
-            "[default: one per 128 MiB of input, up to one per core]",
+            "[default: one per 100 MB of input, up to one per core]",
             least=1,
         ),
         click.option(

@@ -1,9 +1,12 @@
 """Check that the benchmark runs, not what it measures."""
 
+import re
 from pathlib import Path
 
 import pytest
 
+from bench import goals
+from bench.measuring import Sample
 from bench.prose import hits
 from bench.simulate import Cluster, Step, main, simulate
 
@@ -53,3 +56,32 @@ def test_the_same_seed_prints_the_same_table(capsys):
         tables.append(capsys.readouterr().out)
     assert tables[0] == tables[1] != tables[2]
     assert tables[0].count("\n") == 4
+
+
+def test_a_ratio_that_fell_or_was_not_measured_fails_the_check(tmp_path, monkeypatch, capsys):
+    def run(name, packhouse):
+        rows = re.findall(r"\d+", name.replace(",", "")) or ["10"]
+        is_other = name.startswith("trl") or "by template" in name
+        seconds = (0.5 + int(rows[-1]) / 100) * (10 if is_other else packhouse)
+        return Sample(wall_s=seconds, cpu_s=seconds, import_s=0, peak_mb=9, facts={"tokens": 9})
+
+    def least(packhouse, without=""):
+        def measured(_, names, runs):
+            return {name: run(name, packhouse) for name in names if name != without}
+
+        return measured
+
+    monkeypatch.setattr(goals, "RECORDED", tmp_path / "goals.json")
+    monkeypatch.setattr(goals, "_least_of", least(1.0))
+    assert goals.main(["--small", "--record"]) == 0
+    assert goals.main(["--small", "--check"]) == 0
+    monkeypatch.setattr(goals, "_least_of", least(1.09))
+    assert goals.main(["--small", "--check"]) == 0
+    monkeypatch.setattr(goals, "_least_of", least(1.2))
+    assert goals.main(["--small", "--check"]) == 1
+    assert "CPU, chats, Qwen3: the ratio fell from 10.0 to 8.333" in capsys.readouterr().out
+    monkeypatch.setattr(goals, "_least_of", least(1.0, without="chats by template"))
+    assert goals.main(["--small", "--check"]) == 1
+    assert "not measured: CPU for each token, chats, default" in capsys.readouterr().out
+    monkeypatch.setattr(goals, "find_shared", lambda: None)
+    assert [goals.main([]), goals.main(["--check"])] == [0, 1]

@@ -73,7 +73,7 @@ def _goals(small: int, large: int) -> list[Goal]:
             Goal(f"CPU, {rows} rows", runs, _first, _second, least),
             Goal(f"peak MB, {rows} rows", runs, _first_peak, _second_peak, memory),
         ]
-    if large >= _MANY_ROWS:  # smaller files are one shard, for which one process is used
+    if large >= _MANY_ROWS:  # smaller files have one shard, for which one process is used
         few, two = (f"2 workers {rows}" for _, rows in (a, b))
         goals += [
             Goal(
@@ -241,9 +241,10 @@ def _contenders(shared: Path | None, small: int, large: int, folder: Path) -> di
             data = chats(shared, name, number)
             made += [
                 contender(name, "packhouse", data, qwen3, BENCH_SETTINGS=whole),
-                contender(f"{name}, default", "packhouse", data, qwen3, BENCH_SETTINGS=chat),
                 contender(f"{name} by template", "chat_template", data, qwen3),
             ]
+        data = chats(shared, "chats", 100_000)
+        made.append(contender("chats, default", "packhouse", data, qwen3, BENCH_SETTINGS=chat))
     return {each.name: each for each in made if python_of(each.command[2])}
 
 

@@ -330,7 +330,8 @@ Run = Callable[[Sequence[AnyJob]], list[AnyReceipt]]
 
 # Takes about two seconds, like starting a process.
 _LEAST_BYTES = 2**25
-# A further process imports the library again: 1 s of CPU. Two take 13.5 s for 214 MB, one takes 22.
+# A further process imports the library again: 1 s of CPU. For 214 MB, two take 13.5 s
+# instead of 22.
 _BYTES_PER_WORKER = 10**8
 # A shard that is too large for the machine kills its process each time, so there is an end to it.
 _MOST_RESTARTS = 3

@@ -1,6 +1,9 @@
 """Any number of worker processes publishes the same bytes."""
 
 from hashlib import sha256
+from types import SimpleNamespace
+
+import pytest
 
 from packhouse.run.chain import prepare
 from packhouse.run.step import LocalRunner
@@ -32,3 +35,20 @@ def test_one_two_and_three_workers_publish_the_same_bytes(project, monkeypatch, 
         (project.root / "store").rename(project.root / f"store-{workers}")
     assert len(published[0]) > 5
     assert published[0] == published[1] == published[2]
+
+
+@pytest.mark.parametrize(("num_bytes", "workers"), [(99_000_000, 1), (214_081_889, 2), (10**10, 4)])
+def test_a_large_input_gets_a_worker_for_each_100_mb_up_to_one_per_core(
+    num_bytes, workers, project, monkeypatch
+):
+    def stop(*_):
+        raise InterruptedError
+
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    monkeypatch.setattr("packhouse.run.step.group_jobs", stop)  # the number is known by then
+    run = LocalRunner(
+        recipe=project.recipe(), workspace=Workspace(cache=project.cache), workers=None
+    )
+    with pytest.raises(InterruptedError):
+        run([SimpleNamespace(size=num_bytes, step=SimpleNamespace(name="validate"))])
+    assert run.workers == workers

@@ -10,6 +10,7 @@ DEMO := deployments/demo/recipe.yaml
 SERVICES := tests/served tests/load tests/e2e tests/browser tests/security tests/prefect/test_engines.py
 BENCH_RUN := .packhouse/bench-run
 BENCH_PEERS := .packhouse/bench-env
+BENCH_BEFORE := .packhouse/bench-e24885d
 DOCS := .packhouse/docs-env
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -106,7 +107,7 @@ reference: $(TEST_STAMP) ## regenerate docs/reference: recipe keys, commands, re
 
 BENCH_ARGS = $(if $(SMALL),--small) $(if $(ROWS),--rows $(ROWS)) $(if $(RUNS),--runs $(RUNS))
 
-bench: $(TEST_STAMP) $(if $(SMALL),,$(BENCH_RUN)/.done $(BENCH_PEERS)/.done) ## compare with similar tools (ROWS, RUNS; 15 minutes); CHECK=1: fail if a ratio fell; SMALL=1: use the sample
+bench: $(TEST_STAMP) $(if $(SMALL),,$(BENCH_RUN)/.done $(BENCH_PEERS)/.done $(BENCH_BEFORE)/.done) ## compare with similar tools (ROWS, RUNS; 15 minutes); CHECK=1: fail if a ratio fell; SMALL=1: use the sample
 	$(if $(CHECK),,$(BIN)/python -m bench.peers $(BENCH_ARGS))
 	$(BIN)/python -m bench.goals $(BENCH_ARGS) $(if $(CHECK),--check)
 
@@ -177,6 +178,11 @@ $(BENCH_PEERS)/.done: bench/requirements.txt $(TORCH) requirements/trainers.txt
 	$(BENCH_PEERS)/bin/pip install --quiet --no-deps --require-hashes -r bench/requirements.txt
 	$(call install_torch,$(BENCH_PEERS)/bin)
 	$(BENCH_PEERS)/bin/pip install --quiet --no-deps --require-hashes -r requirements/trainers.txt
+	@touch $@
+
+$(BENCH_BEFORE)/.done: # a clone without this commit is compared without it
+	mkdir -p $(@D)
+	git archive e24885d | tar -x -C $(@D) || true
 	@touch $@
 
 $(DOCS)/.done: requirements/docs.txt

@@ -11,8 +11,9 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 
 from bench.inputs import DEMO, ROOT, chats, edited, find_shared, grown_alpaca, small_alpaca
@@ -23,9 +24,22 @@ from bench.reporting import markdown_table
 RECORDED = ROOT / "bench" / "goals.json"
 HEAD = ("measure", "packhouse", "compared with", "ratio", "goal", "met")
 _FALL = 0.9
+BEFORE = "e24885d"
+"""Commit that the goals were set at; `make bench` extracts it."""
+OLD = ROOT / ".packhouse" / f"bench-{BEFORE}"
 _MANY_ROWS = 200_000
 _LEAST = {52_002: (8.5, 1 / 0.85), 520_020: (0, 1 / 0.35)}
 """Rows -> what the ratios of CPU and memory to TRL should be at least."""
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A number computed from runs."""
+
+    runs: tuple[str, ...]
+    """Names of the runs."""
+    of: Callable[..., float]
+    """Returns the number from their samples, in the same order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,106 +47,93 @@ class Goal:
     """A ratio, and what it should be."""
 
     name: str
-    runs: tuple[str, ...]
-    """Names of the runs it needs."""
-    ours: Callable[..., float]
-    """Returns our number from the least values of these runs."""
-    theirs: Callable[..., float]
-    least: float
-    """The ratio `theirs / ours` should be at least this; 0 if only `most` is a goal."""
-    most: Callable[..., float] | None = None
-    """Returns what our number should be at most."""
+    ours: Value
+    theirs: Value
+    least: float = 0
+    """The ratio `theirs / ours` should be at least this, if it is not 0."""
+    most: Value | None = None
+    """What `ours` should be at most."""
+
+    @property
+    def runs(self) -> tuple[str, ...]:
+        """Names of all runs that it needs."""
+        return tuple(
+            run for each in (self.ours, self.theirs, self.most) if each for run in each.runs
+        )
+
+
+def cpu(run: str) -> Value:
+    """Return the CPU seconds of a run."""
+    return Value((run,), attrgetter("cpu_s"))
+
+
+def wall(run: str) -> Value:
+    """Return the wall time of a run in seconds."""
+    return Value((run,), attrgetter("wall_s"))
+
+
+def peak_mb(run: str) -> Value:
+    """Return the peak memory of a run."""
+    return Value((run,), attrgetter("peak_mb"))
+
+
+def each_token(run: str) -> Value:
+    """Return the CPU microseconds for each token."""
+    return Value((run,), lambda one: 1e6 * one.cpu_s / one.facts["tokens"])
+
+
+def constant(number: float) -> Value:
+    """Return a number that needs no run."""
+    return Value((), lambda: number)
 
 
 def _goals(small: int, large: int) -> list[Goal]:
-    def slope(one: Sample, two: Sample) -> float:
-        return (two.cpu_s - one.cpu_s) / (large - small) * 1e6
+    def us_per_row(who: str, what: Callable[[str], Value] = cpu) -> Value:
+        few, many = (what(f"{who} {rows:,}") for rows in (small, large))
+        us = 1e6 / (large - small)
+        return Value((*few.runs, *many.runs), lambda one, two: us * (many.of(two) - few.of(one)))
 
-    def wall_slope(one: Sample, two: Sample) -> float:
-        return (two.wall_s - one.wall_s) / (large - small) * 1e6
-
-    a, b = (small, f"{small:,}"), (large, f"{large:,}")
-    ours, theirs = [f"packhouse {n}" for _, n in (a, b)], [f"trl {n}" for _, n in (a, b)]
+    ours = f"packhouse {large:,}"
+    further = f"for each further row, {small:,} to {large:,} rows (us)"
+    fixed, trl_fixed = "CPU, 1,000 rows", cpu("trl 1,000")
     goals = [
-        Goal(
-            f"CPU for each further row, {a[1]} to {b[1]} rows (us)",
-            (*ours, *theirs),
-            lambda one, two, *_: slope(one, two),
-            lambda *runs: slope(*runs[2:]),
-            20,
-        ),
-        Goal(
-            "CPU, 1,000 rows, known tokenizer", ("known", "trl 1,000"), _first, _second, 0, _s(2.4)
-        ),
-        Goal("CPU, 1,000 rows, new tokenizer", ("new", "trl 1,000"), _first, _second, 0, _s(3.3)),
+        Goal(f"CPU {further}", us_per_row("packhouse"), us_per_row("trl"), 20),
+        Goal(f"CPU {further}, to {BEFORE}", us_per_row("packhouse"), us_per_row(BEFORE), 2),
+        Goal(f"{fixed}, known tokenizer", cpu("known"), trl_fixed, most=constant(2.4)),
+        Goal(f"{fixed}, new tokenizer", cpu("new"), trl_fixed, most=constant(3.3)),
     ]
-    for number, rows in (a, b):
-        least, memory = _LEAST.get(number, (0, 0))
-        runs = f"packhouse {rows}", f"trl {rows}"
+    for number in (small, large):
+        rows, (least, memory) = f"{number:,}", _LEAST.get(number, (0, 0))
+        own, trl = f"packhouse {rows}", f"trl {rows}"
         goals += [
-            Goal(f"CPU, {rows} rows", runs, _first, _second, least),
-            Goal(f"peak MB, {rows} rows", runs, _first_peak, _second_peak, memory),
+            Goal(f"CPU, {rows} rows", cpu(own), cpu(trl), least),
+            Goal(f"CPU, {rows} rows, to {BEFORE}", cpu(own), cpu(f"{BEFORE} {rows}")),
+            Goal(f"peak MB, {rows} rows", peak_mb(own), peak_mb(trl), memory),
         ]
     if large >= _MANY_ROWS:  # smaller files have one shard, for which one process is used
-        few, two = (f"2 workers {rows}" for _, rows in (a, b))
+        two = f"2 workers {large:,}"
+        a_worker_more = Value((ours,), lambda one: one.cpu_s + 0.3)
+        by_wall = us_per_row("2 workers", wall), us_per_row("packhouse", wall)
         goals += [
+            Goal(f"wall, 2 workers, {large:,} rows", wall(two), wall(ours), 1.6),
+            Goal(f"wall {further.replace('rows (', 'rows, 2 workers (')}", *by_wall, 1.85),
             Goal(
-                f"wall, 2 workers, {b[1]} rows",
-                (two, ours[1]),
-                lambda own, _: own.wall_s,
-                lambda _, one: one.wall_s,
-                1.6,
-            ),
-            Goal(
-                f"wall for each further row, 2 workers, {a[1]} to {b[1]} rows (us)",
-                (few, two, *ours),
-                lambda *runs: wall_slope(*runs[:2]),
-                lambda *runs: wall_slope(*runs[2:]),
-                1.85,
-            ),
-            Goal(
-                f"CPU with a further worker, {b[1]} rows",
-                (two, ours[1]),
-                _first,
-                _second,
-                0,
-                lambda _, one: one.cpu_s + 0.3,
+                f"CPU with a further worker, {large:,} rows", cpu(two), cpu(ours), 0, a_worker_more
             ),
         ]
+    template = "chats by template"
     goals += [
-        Goal(f"CPU, one row of {b[1]} changed", ("changed", ours[1]), _first, _second, 1 / 0.35),
-        Goal(f"CPU, one row of {b[1]} inserted", ("inserted", ours[1]), _first, _second, 1 / 0.35),
-        Goal("CPU, chats, Qwen3", ("chats", "chats by template"), _first, _second, 10),
-        Goal("CPU, tool chats, Qwen3", ("tools", "tools by template"), _first, _second, 8),
+        Goal(f"CPU, one row of {large:,} changed", cpu("changed"), cpu(ours), 1 / 0.35),
+        Goal(f"CPU, one row of {large:,} inserted", cpu("inserted"), cpu(ours), 1 / 0.35),
+        Goal("CPU, chats, Qwen3", cpu("chats"), cpu(template), 10),
+        Goal("CPU, tool chats, Qwen3", cpu("tools"), cpu("tools by template"), 8),
         Goal(
             "CPU for each token, chats, default turns (us)",
-            ("chats, default", "chats by template"),
-            lambda own, _: 1e6 * own.cpu_s / own.facts["tokens"],
-            lambda _, one: 1e6 * one.cpu_s / one.facts["tokens"],
-            0,
+            each_token("chats, default"),
+            each_token(template),
         ),
     ]
     return goals
-
-
-def _s(seconds: float) -> Callable[..., float]:
-    return lambda *_: seconds
-
-
-def _first(one: Sample, *_: Sample) -> float:
-    return one.cpu_s
-
-
-def _second(_: Sample, two: Sample) -> float:
-    return two.cpu_s
-
-
-def _first_peak(one: Sample, *_: Sample) -> float:
-    return one.peak_mb
-
-
-def _second_peak(_: Sample, two: Sample) -> float:
-    return two.peak_mb
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -160,10 +161,9 @@ def main(arguments: list[str] | None = None) -> int:
         if any(name not in best for name in goal.runs):
             rows.append([goal.name, "", "", "skipped", "", ""])
             continue
-        runs = [best[name] for name in goal.runs]
-        ours, theirs = goal.ours(*runs), goal.theirs(*runs)
+        ours, theirs = _number(goal.ours, best), _number(goal.theirs, best)
         ratios[goal.name] = round(theirs / ours, 3)
-        most = goal.most(*runs) if goal.most else 0
+        most = _number(goal.most, best) if goal.most else 0
         met = ("yes" if theirs / ours >= goal.least else "no") if goal.least else ""
         met = ("yes" if ours <= most else "no") if most else met
         due = f"at most {most:.2f}" if most else f"{goal.least:.2f}" if goal.least else ""
@@ -173,6 +173,10 @@ def main(arguments: list[str] | None = None) -> int:
         known = json.loads(RECORDED.read_bytes()) if RECORDED.exists() else {}
         RECORDED.write_text(json.dumps({**known, **ratios}, indent=1) + "\n")
     return _compare(ratios, [goal.name for goal in goals]) if options.check else 0
+
+
+def _number(value: Value, samples: Mapping[str, Sample]) -> float:
+    return value.of(*(samples[name] for name in value.runs))
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
@@ -200,7 +204,7 @@ def _compare(ratios: dict[str, float], names: Iterable[str]) -> int:
 
 
 def _contenders(shared: Path | None, small: int, large: int, folder: Path) -> dict[str, Contender]:
-    """Return every run by name; runs of peers are left out without their environment."""
+    """Return every run by name; those of peers and of `BEFORE` only if they are there."""
     qwen2, qwen3 = DEMO / "tokenizer", DEMO / "tokenizer"
     if shared is not None:
         qwen2, qwen3 = (shared / "tokenizers" / n for n in ("qwen2.5-instruct", "qwen3"))
@@ -208,10 +212,12 @@ def _contenders(shared: Path | None, small: int, large: int, folder: Path) -> di
     def rows(number: int) -> Path:
         return small_alpaca(number) if shared is None else grown_alpaca(shared, number)
 
-    def contender(name: str, module: str, data: Path, tokenizer: Path, **env: str) -> Contender:
-        python = str(python_of(module) or sys.executable)
-        command = (python, "bench/contender.py", module, str(data), str(tokenizer), "2048")
-        return Contender(name=name, command=command, env=env)
+    def contender(
+        name: str, module: str, data: Path, tokenizer: Path, *, at: Path = ROOT, **env: str
+    ) -> Contender:
+        python, script = str(python_of(module) or sys.executable), str(at / "bench/contender.py")
+        command = (python, script, module, str(data), str(tokenizer), "2048")
+        return Contender(name=name, command=command, env={"PYTHONPATH": str(at), **env})
 
     known, warm = str(folder / "known"), str(folder / "warm")
     made: list[Contender] = []
@@ -219,6 +225,7 @@ def _contenders(shared: Path | None, small: int, large: int, folder: Path) -> di
         made += [
             contender(f"packhouse {number:,}", "packhouse", rows(number), qwen2),
             contender(f"trl {number:,}", "trl", rows(number), qwen2),
+            contender(f"{BEFORE} {number:,}", "packhouse", rows(number), qwen2, at=OLD),
         ]
     # The first runs of these keep their caches.
     made += [
@@ -245,7 +252,11 @@ def _contenders(shared: Path | None, small: int, large: int, folder: Path) -> di
             ]
         data = chats(shared, "chats", 100_000)
         made.append(contender("chats, default", "packhouse", data, qwen3, BENCH_SETTINGS=chat))
-    return {each.name: each for each in made if python_of(each.command[2])}
+    return {
+        each.name: each
+        for each in made
+        if python_of(each.command[2]) and Path(each.command[1]).is_file()
+    }
 
 
 _KEPT_FOR = {"known": "keep known", "changed": "keep warm", "inserted": "keep warm"}

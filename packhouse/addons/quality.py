@@ -611,6 +611,11 @@ class _Rows:
         return flat.join(texts, "\n")
 
     @cached_property
+    def likely(self) -> Int64s:
+        """Rows in which a check of all text may find something."""
+        return np.flatnonzero(pc.match_substring_regex(self.texts, _ANY_IN_TEXTS))
+
+    @cached_property
     def _is_answer(self) -> Bools:
         return np.asarray(self.flat.roles == ASSISTANT)
 
@@ -651,8 +656,21 @@ class _Rows:
         return rows
 
 
+# Few texts match any of these patterns, so the checks read only those: one pass takes 2 us per row
+# of Alpaca, the seven checks 5.
+_ANY_IN_TEXTS = "|".join(
+    f"(?i:{pattern.removeprefix('(?i)')})" if pattern.startswith("(?i)") else pattern
+    for pattern in (_MARKUP, _MOJIBAKE, _INVISIBLE, _EMAIL, _PHONE, _CARD, _SECRET)
+)
+
+
 def _in_texts(check: Callable[[pa.StringArray], pa.BooleanArray]) -> Callable[[_Rows], Bools]:
-    return lambda rows: np.asarray(check(rows.texts), np.bool_)
+    def found(rows: _Rows) -> Bools:
+        marks = np.zeros(len(rows.texts), np.bool_)
+        marks[rows.likely] = np.asarray(check(rows.texts.take(pa.array(rows.likely))), np.bool_)
+        return marks
+
+    return found
 
 
 # Together they take 13 us per row of Alpaca, 5 of them for repetition.

@@ -16,7 +16,7 @@ FAULTY = {
     "echoes": turns("How many legs has an ant?", "How many legs has an ant?"),
     "refusals": turns("Sing.", "I'm sorry, but as an AI, I can't sing."),
     "repetition": turns("Go on.", "and on " * 40),
-    "html": turns("Hello.", "<p>Hello</p>"),
+    "html": turns("Hello.", "<P>Hello</P>"),
     "mojibake": turns("Where?", "In the caf\u00c3\u00a9."),
     "invisible": turns("Where?", "He\u200bre."),
     "emails": turns("Write to jo@mail.org, please.", "I did."),

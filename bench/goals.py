@@ -50,9 +50,9 @@ class Goal:
     ours: Value
     theirs: Value
     least: float = 0
-    """The ratio `theirs / ours` should be at least this, if it is not 0."""
+    """Smallest ratio `theirs / ours` that meets the goal; 0 without one."""
     most: Value | None = None
-    """What `ours` should be at most."""
+    """Limit of `ours`."""
 
     @property
     def runs(self) -> tuple[str, ...]:
@@ -83,7 +83,7 @@ def each_token(run: str) -> Value:
 
 
 def constant(number: float) -> Value:
-    """Return a number that needs no run."""
+    """Return a fixed number."""
     return Value((), lambda: number)
 
 

@@ -239,7 +239,12 @@ def check_present(row: Row, fields: Iterable[str], names: Names, config: SourceC
         if ours not in names:
             has = ", ".join(repr(key[:40]) for key in list(row)[:12]) or "none"
             wanted = config.fields.get(ours, ours)
-            raise BadRowError("fields", f"no field {wanted!r}; the row has {has}")
+            fix = ""
+            if isinstance(row.get(wanted.partition(".")[0]), dict):
+                fix = (
+                    f". To read a part of an object, use select in place of fields: {config.fields}"
+                )
+            raise BadRowError("fields", f"no field {wanted!r}; the row has {has}{fix}")
 
 
 def optional_text(row: Row, names: Names, ours: str) -> str | None:

@@ -307,6 +307,18 @@ ASKED: dict[str, tuple[Callable[[int, Talk], dict[str, Any]], int, list[Talk]]] 
         bad(t))[n % 2], "choice2": (bad(t), t.answer)[n % 2], "label": n % 2}, 2, TALKS),
     "choices in a list, and the letter of one": (lambda n, t: {"question": t[0], "options": [t[1],
         bad(t)][:: 1 - n % 2 * 2], "answer": "AB"[n % 2]}, 2, TALKS),
+    "choices in a list, and the number of one as text": (lambda n, t: {"question": t[0],
+        "options": [t[1], bad(t)][:: 1 - n % 2 * 2], "answer": f"option {n % 2 + 1}"}, 2, TALKS),
+    "choices in an object, and the letter of one": (lambda n, t: {"question": t[0], "options":
+        dict(zip("AB", [t[1], bad(t)][:: 1 - n % 2 * 2], strict=True)),
+        "answer": f"({'ab'[n % 2]})"}, 2, TALKS),
+    "choices with labels, and the label of one": (lambda n, t: {"question": t[0], "choices":
+        {"text": [t[1], bad(t)][:: 1 - n % 2 * 2], "label": ["A", "B"]}, "answer": "AB"[n % 2]},
+        2, TALKS),
+    "choices in a list, and numbers from 0 or 1": (lambda n, t: {"question": t[0], "options":
+        [[t[1], bad(t)], [bad(t), t[1]]][n % 2] + ["None"], "answer": 1 + n % 2}, 4, TALKS),
+    "a prompt of some kind, its answer, and the reasoning": (lambda n, t: {"sum_prompt": t[0],
+        "notes": {"n": n}, "reasoning": t[1]}, 1, TALKS),
     "answers that are objects": (lambda n, t: {"input": t[0], "output": {"z": t[1],
         "items": [n]} | ({"odd": n} if n % 2 else {})}, 1, [Talk(t[0], json.dumps({"z": t[1],
         "items": [n]} | ({"odd": n} if n % 2 else {}), separators=(",", ":"))) for n,
@@ -777,6 +789,32 @@ def test_nothing_is_written_where_rows_can_be_read_in_several_ways(name, project
         assert sorted(t.answer for t in found) == sorted(t.answer for t in expected)
     else:
         check(found, expected)
+
+
+def test_answers_that_name_one_of_several_objects_are_not_trained_alone(project):
+    rows = [
+        {"question": t[0], "of": [{"is": "a", "say": "Yes."}, {"is": "b"}], "answer": "ab"[n % 2]}
+        for n, t in enumerate(TALKS)
+    ]
+    Path("a.jsonl").write_bytes(lines(rows))
+
+    code, _ = project.init("a.jsonl")
+
+    assert (code, Path("recipe.yaml").exists()) == (7, False)
+
+
+def test_a_part_of_an_object_is_read_with_the_setting_that_the_error_names(project):
+    Path("a.jsonl").write_bytes(each(lambda t: {"talk": {"ask": t[0]}, "say": t[1]}))
+    fields = {"question": "talk.ask", "answer": "say"}
+    set_format = ["--set", "format=question_answer"]
+
+    code, said = project.init("a.jsonl", *set_format, "--set", f"fields={json.dumps(fields)}")
+
+    assert code == 3
+    assert f"use `select` in place of `fields`: {json.dumps(fields)}" in said
+    code, _ = project.init("a.jsonl", *set_format, "--set", f"select={json.dumps(fields)}")
+    assert code == 0
+    check(project.read(), TALKS)
 
 
 def test_a_context_that_is_the_same_tag_in_all_rows_is_ignored(project):

@@ -22,6 +22,7 @@ from packhouse.addons.init.lists_and_objects import (
     made_of_lists,
     message_lists,
     multiple_choice,
+    names_a_choice,
     of_messages,
     questions_in,
 )
@@ -142,8 +143,8 @@ def readings_of(layout: Layout, fields: Mapping[str, Field]) -> list[Reading]:
     # `_with_topics` comes first: it takes only readings without `select` and `where`, which the
     # others add.
     varied = (
-        *(_with_topics, _with_short_contexts, _with_verdicts, with_speakers, with_talks),
-        *(with_headings, with_ends, _with_splits),
+        *(_with_topics, _with_short_contexts, _without_choices, _with_verdicts, with_speakers),
+        *(with_talks, with_headings, with_ends, _with_splits),
     )
     different = [replace(each, is_guess=not each.is_sure) for each in different]
     for vary in varied:
@@ -615,6 +616,24 @@ def _with_short_contexts(
     settings |= {"fields": named} if named else {}
     without = replace(reading, settings=settings, reads=reads, is_sure=False)
     return [without, replace(reading, is_sure=False)]
+
+
+def _without_choices(
+    reading: Reading, rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]
+) -> list[Reading]:
+    """Return a reading, unsure if its answers name choices that it may leave out, as in file 2006.
+
+    Example:
+        >>> row = {"question": "What is 1 + 1?", "options": ["2", "3"], "answer": "(a)"}
+        >>> plain = read_as("question_answer", {"question": "question", "answer": "answer"})
+        >>> replace(plain, is_sure=True).is_sure, _without_choices(plain, [row], {})[0].is_sure
+        (True, False)
+    """
+    answers = [row.get(name) for row in rows for name in reading.trained]
+    left_out = (row[name] for row in rows for name in row if name not in reading.reads)
+    is_left_out = any(isinstance(value, list | dict) and holds_string(value) for value in left_out)
+    is_choice = reading.prompt and is_left_out and names_a_choice(answers)
+    return [replace(reading, is_sure=reading.is_sure and not is_choice)]
 
 
 def _with_verdicts(

@@ -59,7 +59,7 @@ NAME_THE_FIELDS = (
     'fields=\'{"question": "FIELD", "answer": "FIELD"}\' (and "context": "FIELD" for a text that '
     "the question is about). For several fields, or a part of an object, use SQL: --set "
     'format=question_answer --set select=\'{"question": "concat_ws(chr(10), FIELD, FIELD.NAME)", '
-    '"answer": "FIELD"}\'. To train one field as plain text, '
+    '"answer": "FIELD"}\', with json(FIELD) for a whole object. To train one field as plain text, '
     'use --set format=text --set fields=\'{"text": "FIELD"}\'. Otherwise, write rows that have '
     'answers: {"question": "...", "answer": "..."} or {"messages": [{"role": "user", "content": '
     '"..."}, {"role": "assistant", "content": "..."}]}'

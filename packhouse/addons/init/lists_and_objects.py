@@ -550,25 +550,10 @@ def multiple_choice(
     asks = texts[0] if len(texts) == 1 else best_of(texts, QUESTION)
     if asks is None:
         return
-    names = [
-        name for name in first if _CHOICE_NAMES.fullmatch(name) and isinstance(first[name], str)
-    ]
-    lists = [
-        name
-        for name in ("choices", "options")
-        if all(
-            isinstance(row.get(name), list) and all(isinstance(text, str) for text in row[name])
-            for row in rows
-        )
-    ]
-    if lists:
-        choices, read = sql(lists[0]), lists[:1]
-        most = max(len(row[lists[0]]) for row in rows)
-    elif len(names) >= 2:
-        choices, read = f"[{', '.join(map(sql, names))}]", names
-        most = len(names)
-    else:
+    if (found := _choices(rows)) is None:
         return
+    choices, read, of_rows = found
+    most = max(map(len, of_rows))
     right = [
         name
         for name in first
@@ -578,42 +563,84 @@ def multiple_choice(
     ]
     for name in right:
         values = fields[name].values if name in fields else Counter(row[name] for row in rows)
-        number = _number_of(name, values, most)
-        said = f"{choices}[{number}]" if number else sql(name)
+        numbers = _numbers_of(name, values, most)
         # A letter such as E of four choices says that none is right.
-        are_letters = all(isinstance(value, str) and value.isupper() for value in values)
-        is_letter = not number and are_letters and all(len(str(value)) == 1 for value in values)
-        if not (number or is_letter) and not all(
-            row[name] in (row[lists[0]] if lists else [row[each] for each in read]) for row in rows
-        ):
-            continue
+        is_letter = not numbers and all(re.fullmatch("[A-Z]", str(value)) for value in values)
+        if not numbers and not is_letter:
+            if not all(row[name] in texts for row, texts in zip(rows, of_rows, strict=True)):
+                continue
         letter = "chr(CAST(64 + i AS INTEGER))"
         letters = f"list_transform({choices}, lambda text, i: {letter} || '. ' || text)"
         asked = f"{sql(asks)} || chr(10) || array_to_string({letters}, chr(10))"
-        if lists and all(
-            re.match(r"\W?[A-Z][).:]", text) for row in rows for text in row[lists[0]]
-        ):
+        if all(re.match(r"\W?[A-Z][).:]", text) for texts in of_rows for text in texts):
             asked = f"{sql(asks)} || chr(10) || array_to_string({choices}, chr(10))"
-        of = {"letter": f"chr(64 + CAST({number} AS INTEGER))", "text": said}
-        for what, answer in of.items() if number else [("letter" if is_letter else "text", said)]:
-            reads = {asks: "question", **dict.fromkeys(read, "choices")}
-            reads[name] = f"answer: the {what} of the choice"
+        ways = [(f"{'letter' if is_letter else 'text'} of the choice", sql(name))] * (not numbers)
+        for start, number in enumerate(numbers):
+            more = f", counted from {start}" * (len(numbers) > 1)
+            ways.append((f"letter of the choice{more}", f"chr(64 + CAST({number} AS INTEGER))"))
+            ways.append((f"text of the choice{more}", f"{choices}[{number}]"))
+        for what, answer in ways:
+            reads = {
+                asks: "question",
+                **dict.fromkeys(read, "choices"),
+                name: f"answer: the {what}",
+            }
             select = {"question": asked, "answer": answer}
             yield read_as("question_answer", reads, select=select)
 
 
-def _number_of(name: str, values: Iterable[Any], most: int) -> str | None:
+def _choices(rows: Sequence[dict[str, Any]]) -> tuple[str, list[str], list[list[str]]] | None:
+    """Return SQL for the choices, the fields that hold them, and the choices of each row.
+
+    They are in a list of texts, in an object `{"A": text, ...}` or `{"text": [...]}`, or in fields
+    with names such as `choice1`.
+    """
+    name = next((name for name in ("choices", "options") if name in rows[0]), "")
+    inside: Any = rows[0].get(name)
+    owners: list[Any] = [row.get(name) for row in rows]
+    path, read = sql(name), [name]
+    if isinstance(inside, dict) and "text" in inside:
+        owners, path = [each and each.get("text") for each in owners], f'{path}."text"'
+    elif not isinstance(inside, list):
+        is_object = isinstance(inside, dict)
+        inside, owners = (inside, owners) if is_object else (rows[0], [*rows])
+        names = [n for n in inside if _CHOICE_NAMES.fullmatch(n) and isinstance(inside[n], str)]
+        if len(names) < 2:
+            return None
+        read = read if is_object else names
+        parts = [f"{path}.{sql(each)}" if is_object else sql(each) for each in names]
+        path = f"[{', '.join(parts)}]"
+        owners = [each and [each.get(one) for one in names] for each in owners]
+    if all(isinstance(texts, list) and {*map(type, texts)} <= {str} for texts in owners):
+        return path, read, owners
+    return None
+
+
+_NAMED_CHOICE = r"(?i)^\W*(?:option|choice|answer)?\W*([a-h]|\d{1,2})\W*$"
+
+
+def names_a_choice(values: Iterable[Any]) -> bool:
+    """Return True if all values only name a choice, such as `2`, `B`, `(b)` and `option 2`."""
+    return all(re.search(_NAMED_CHOICE, str(value)) for value in values)
+
+
+def _numbers_of(name: str, values: Iterable[Any], most: int) -> list[str]:
     """Return SQL for the number of the right choice, counted from 1.
 
-    Return None if the field contains neither numbers nor letters of choices.
+    Return none if the values are not all numbers, or letters, of choices; two if they may be
+    counted from 0 or from 1.
     """
-    known = set(values)
-    if known and all(type(value) is int for value in known):
-        # Of three choices, 0 to 1 counts from 0, and 1 to 3 from 1. With 1 to 2, both are possible.
-        if min(known) == 0 and max(known) < most:
-            return f"{sql(name)} + 1"
-        return sql(name) if min(known) == 1 and max(known) == most else None
-    letters = {value.strip().upper() for value in known if isinstance(value, str)}
-    if letters and letters <= {chr(65 + n) for n in range(most)}:
-        return f"ascii(upper(trim({sql(name)}))) - 64"
-    return None
+    known = {re.sub(_NAMED_CHOICE, r"\1", str(value)).upper() for value in values}
+    if not names_a_choice(values):
+        return []
+    is_number = all(type(value) is int for value in values)
+    mark = sql(name) if is_number else f"regexp_extract({sql(name)}, '{_NAMED_CHOICE}', 1)"
+    if known <= {chr(65 + n) for n in range(most)}:
+        return [f"ascii(upper({mark})) - 64"]
+    numbers = {int(each) for each in known if each.isdigit()}
+    if len(numbers) < len(known) or max(numbers) > most:
+        return []
+    number = mark if is_number else f"CAST({mark} AS INTEGER)"
+    # Of three choices, 0 to 1 counts from 0, and 1 to 3 from 1. With 1 to 2, both are possible.
+    starts = [0] * (max(numbers) < most) + [1] * (min(numbers) > 0)
+    return [number if start else f"{number} + 1" for start in starts]

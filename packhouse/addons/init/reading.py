@@ -191,13 +191,14 @@ def words_of_label(name: str) -> set[str]:
 
 
 def holds_string(value: object) -> bool:
-    """Return True if a value is a text of any length, or a list or object with one.
+    """Return True if a value is a text with a letter, or a list or object with one.
 
     Unlike `holds_text`, also for a single word, which may be an answer.
     """
     if isinstance(value, list | dict):
         return any(map(holds_string, value.values() if isinstance(value, dict) else value))
-    return isinstance(value, str)
+    # Not the times in file 2016, losses of a training run.
+    return isinstance(value, str) and re.search(r"[^\W\d_]", value) is not None
 
 
 def best_of(names: Iterable[str], known: Sequence[str]) -> str | None:
@@ -213,7 +214,9 @@ def rank_of(name: str, known: Sequence[str]) -> int | None:
     # Not `prompt_id` or `rejected_answer`.
     if len(words) < 2 or (LABEL_WORDS | BAD).intersection(words):
         return None
-    while len(words) > 1 and words[-1] in _FILLERS:
+    # `gtm_prompt` of file 2012 asks, but `system_prompt` does not.
+    kept = () if {*SYSTEM}.intersection(words) else known
+    while len(words) > 1 and words[-1] in _FILLERS and words[-1] not in kept:
         words.pop()
     is_known = len(words[-1]) > 1 and words[-1] in known  # not the `a` of `candidate_a`
     return len(known) + known.index(words[-1]) if is_known else None

@@ -36,6 +36,7 @@ Rows of any format can have options next to their conversation: `chat_template_k
 `documents`, named as in TRL and transformers, and a `loss_weight` if `fields` names it.
 '''
 
+import json
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -241,9 +242,8 @@ def check_present(row: Row, fields: Iterable[str], names: Names, config: SourceC
             wanted = config.fields.get(ours, ours)
             fix = ""
             if isinstance(row.get(wanted.partition(".")[0]), dict):
-                fix = (
-                    f". To read a part of an object, use select in place of fields: {config.fields}"
-                )
+                select = json.dumps(config.fields)
+                fix = f". To read a part of an object, use `select` in place of `fields`: {select}"
             raise BadRowError("fields", f"no field {wanted!r}; the row has {has}{fix}")
 
 

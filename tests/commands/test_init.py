@@ -1453,7 +1453,12 @@ def test_rows_written_as_the_advice_says_are_read(number, project):
     Path("a.jsonl").write_bytes(lines(rows))
     code, said = project.init("a.jsonl")
     assert code == 7, said
-    shape = said.split("write rows that have answers:")[1].split(" or ")[number].strip()
+    shape = (
+        " ".join(said.split())
+        .split("write rows that have answers:")[1]
+        .split(" or ")[number]
+        .strip()
+    )
     told = [shape.replace("...", t.question, 1).replace("...", t.answer) for t in TALKS]
     Path("a.jsonl").write_text("\n".join(told))
 

@@ -215,8 +215,8 @@ def rank_of(name: str, known: Sequence[str]) -> int | None:
     if len(words) < 2 or (LABEL_WORDS | BAD).intersection(words):
         return None
     # `gtm_prompt` of file 2012 asks, but `system_prompt` does not.
-    kept = () if {*SYSTEM}.intersection(words) else known
-    while len(words) > 1 and words[-1] in _FILLERS and words[-1] not in kept:
+    is_asked = "prompt" in known and not {*SYSTEM}.intersection(words)
+    while len(words) > 1 and words[-1] in _FILLERS and not (is_asked and words[-1] == "prompt"):
         words.pop()
     is_known = len(words[-1]) > 1 and words[-1] in known  # not the `a` of `candidate_a`
     return len(known) + known.index(words[-1]) if is_known else None

@@ -318,7 +318,7 @@ ASKED: dict[str, tuple[Callable[[int, Talk], dict[str, Any]], int, list[Talk]]] 
     "choices in a list, and numbers from 0 or 1": (lambda n, t: {"question": t[0], "options":
         [[t[1], bad(t)], [bad(t), t[1]]][n % 2] + ["None"], "answer": 1 + n % 2}, 4, TALKS),
     "a prompt of some kind, reasoning, and an object": (lambda n, t: {"sum_prompt": t[0],
-        "reasoning": "Take both and add.", "result_of_it": {"say": t[1]}}, 2, [Talk(t[0],
+        "reasoning": "Take both and add.", "result_of_it": {"say": t[1]}}, 1, [Talk(t[0],
         f'{{"reasoning":"Take both and add.","result_of_it":{{"say":"{t[1]}"}}}}') for t in TALKS]),
     "answers that are objects": (lambda n, t: {"input": t[0], "output": {"z": t[1],
         "items": [n]} | ({"odd": n} if n % 2 else {})}, 1, [Talk(t[0], json.dumps({"z": t[1],

@@ -50,7 +50,7 @@ from packhouse.addons.init.reading import (
     best_of,
     explanation,
     has_text,
-    holds_string,
+    holds_letters,
     is_class,
     is_tag,
     names_like,
@@ -397,7 +397,7 @@ def _plain(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Itera
         divided = [(objects[:n], objects[n:]) for n in range(1, len(objects))]
         divided += [(objects[1:], objects[:1])] if len(objects) == 2 else []
         # Of file 1847, counts of tokens were offered as the answer to a verdict.
-        said = {name for name in objects if any(holds_string(row[name]) for row in rows)}
+        said = {name for name in objects if any(holds_letters(row[name]) for row in rows)}
         for asked, answered in divided:
             if said.intersection(asked) and said.intersection(answered):
                 yield in_json(rows, {"question": asked, "answer": answered})
@@ -631,7 +631,7 @@ def _without_choices(
     """
     answers = [row.get(name) for row in rows for name in reading.trained]
     left_out = (row[name] for row in rows for name in row if name not in reading.reads)
-    is_left_out = any(isinstance(value, list | dict) and holds_string(value) for value in left_out)
+    is_left_out = any(isinstance(value, list | dict) and holds_letters(value) for value in left_out)
     is_choice = reading.prompt and is_left_out and names_a_choice(answers)
     return [replace(reading, is_sure=reading.is_sure and not is_choice)]
 

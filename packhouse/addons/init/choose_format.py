@@ -29,7 +29,7 @@ from packhouse.addons.init.reading import (
     best_of,
     empty_answers,
     explanation,
-    holds_string,
+    holds_letters,
     is_likely_answer,
     is_metadata,
     is_reasoning,
@@ -528,7 +528,7 @@ def _unknown(
         if isinstance(value, list) and not (value and type(value[0]) is dict)
     }
     are_parallel = len(lists) > 1 and len({*map(len, lists.values())}) == 1
-    if survey.num_rows > 1 and are_parallel and any(map(holds_string, lists.values())):
+    if survey.num_rows > 1 and are_parallel and any(map(holds_letters, lists.values())):
         return (
             f"its rows contain {_kinds_of(lists)} of the same length, such as a label for each "
             "word, which packhouse does not support. Write each row as a text with its answer."
@@ -598,7 +598,7 @@ def _unknown(
                 "with messages ([{role, content}])."
             )
     all_rows = [row for each in survey.layouts.values() for row in each.rows]
-    if names and not any(map(holds_string, all_rows)):  # file 1862, losses of a training run
+    if names and not any(map(holds_letters, all_rows)):  # file 1862, losses of a training run
         return f"its rows contain {_kinds_of(row)} and no text, so there is nothing to train."
     others = [name for name in names if not is_metadata(name, survey.fields[name])] or [*names]
     is_text = len(others) == 1 and isinstance(row[others[0]], str)

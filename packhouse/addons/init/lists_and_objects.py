@@ -22,7 +22,7 @@ from packhouse.addons.init.reading import (
     USERS,
     Reading,
     best_of,
-    holds_string,
+    holds_letters,
     is_class,
     names_like,
     rank_of,
@@ -357,7 +357,7 @@ def _lists_of_texts(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
             texts = [
                 key
                 for key in dict.fromkeys(key for item in items for key in item)
-                if key not in (asks, says) and any(holds_string(item.get(key)) for item in items)
+                if key not in (asks, says) and any(holds_letters(item.get(key)) for item in items)
             ]
             contexts = [key for key in texts_of(texts, items) if key.lower() in CONTEXT]
             both = [asks, *contexts] if len(contexts) == 1 else [asks]

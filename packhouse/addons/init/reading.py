@@ -190,13 +190,13 @@ def words_of_label(name: str) -> set[str]:
     return {*words} & LABEL_WORDS if words != ["source"] else set()
 
 
-def holds_string(value: object) -> bool:
+def holds_letters(value: object) -> bool:
     """Return True if a value is a text with a letter, or a list or object with one.
 
     Unlike `holds_text`, also for a single word, which may be an answer.
     """
     if isinstance(value, list | dict):
-        return any(map(holds_string, value.values() if isinstance(value, dict) else value))
+        return any(map(holds_letters, value.values() if isinstance(value, dict) else value))
     # Not the times in file 2016, losses of a training run.
     return isinstance(value, str) and re.search(r"[^\W\d_]", value) is not None
 

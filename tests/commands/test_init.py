@@ -427,6 +427,8 @@ ASKED: dict[str, tuple[Callable[[int, Talk], dict[str, Any]], int, list[Talk]]] 
         "Context": "", "Query": t[1]}, 1, TALKS),
     "a source text and an output": (lambda n, t: {"source_text": t[0], "new_output": t[1],
         "condition": "ab"[n % 2]}, 1, TALKS),
+    "choices of a text, next to a time": (lambda n, t: {"text": t[0], "made_at": f"2021-04-01 {n}",
+        "choices": [t[1], bad(t)][:: 1 - n % 2 * 2], "label": n % 2}, 2, TALKS),
     "choices of a text of any name": (lambda n, t: {"line": t[0], "choices": [t[1],
         bad(t)][:: 1 - n % 2 * 2], "answer": n % 2}, 2, TALKS),
     "two objects": (lambda n, t: {"id": n, "ours": {"ask": t[0], "n": n}, "theirs": {"say": t[1]}},

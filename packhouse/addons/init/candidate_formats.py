@@ -103,11 +103,11 @@ def readings_of(layout: Layout, fields: Mapping[str, Field]) -> list[Reading]:
     if not rows or {"role", "content"} <= rows[0].keys():  # each row is a single message
         return []
     found = [
+        *multiple_choice(rows, fields),
         *_natural(rows, fields),
         *_preferences(rows),
         *message_lists(rows),
         *made_of_lists(rows),
-        *multiple_choice(rows, fields),
         *_pairs(rows, fields),
         *as_json(rows),
         *templated_texts(rows),
@@ -632,7 +632,8 @@ def _without_choices(
     answers = [row.get(name) for row in rows for name in reading.trained]
     left_out = (row[name] for row in rows for name in row if name not in reading.reads)
     is_left_out = any(isinstance(value, list | dict) and holds_letters(value) for value in left_out)
-    is_choice = reading.prompt and is_left_out and names_a_choice(answers)
+    asks = reading.prompt or reading.settings["format"] == "classification"
+    is_choice = asks and is_left_out and names_a_choice(answers)
     return [replace(reading, is_sure=reading.is_sure and not is_choice)]
 
 

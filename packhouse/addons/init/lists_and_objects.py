@@ -22,6 +22,7 @@ from packhouse.addons.init.reading import (
     USERS,
     Reading,
     best_of,
+    has_text,
     holds_letters,
     is_class,
     names_like,
@@ -546,8 +547,8 @@ def multiple_choice(
     The answer is either the letter or the text of the right choice.
     """
     first = rows[0]
-    texts = texts_of(first, rows)
-    asks = texts[0] if len(texts) == 1 else best_of(texts, QUESTION)
+    texts = [name for name in texts_of(first, rows) if has_text(name, fields)]
+    asks = texts[0] if len(texts) == 1 else best_of(texts, [*QUESTION, *PLAIN])
     if asks is None:
         return
     if (found := _choices(rows)) is None:

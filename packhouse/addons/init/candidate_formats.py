@@ -132,7 +132,7 @@ def readings_of(layout: Layout, fields: Mapping[str, Field]) -> list[Reading]:
         # Drop a reading that uses fewer fields than another one and trains nothing else.
         is_less = any(
             each.reads.keys() < {n for n, ours in other.reads.items() if ours != "reasoning"}
-            and "answer, as JSON" not in other.reads.values()
+            and not any("as JSON" in ours for ours in other.reads.values())
             and each.trained <= other.trained
             and (other.is_sure or not each.is_sure)
             and each.settings["format"] != "text"  # training on the text itself or on its class

@@ -148,7 +148,7 @@ def parse_pieces(data: bytes, spans: Ints, max_row_bytes: int) -> Records:
                 failures.append(Failure(number, *why_not_json(piece, error)))
         if failures and not data.endswith(b"\n"):
             number, reason, detail = failures[-1]
-            if number == len(spans) - 1 and reason == "json":
+            if number == len(spans) - 1 and reason == "json" and _begins_a_row(piece):
                 failures[-1] = Failure(number, reason, detail + CUT_OFF)
                 records.notes["truncated_files"] = 1
         records.rows, records.numbers = Rows(rows), np.array(numbers, np.int64)
@@ -162,6 +162,11 @@ def _pieces(data: bytes, spans: Ints) -> Iterator[bytes]:
     for first in range(0, len(spans), 2**14):
         for start, end in spans[first : first + 2**14].tolist():
             yield data[start:end]
+
+
+def _begins_a_row(piece: bytes) -> bool:
+    """Return False for a last line such as `...`, which is not a row that was cut off."""
+    return piece.lstrip()[:1] in (b"{", b"[")
 
 
 def too_long(number: int, piece: bytes, max_row_bytes: int) -> Failure:
@@ -231,7 +236,8 @@ def parse_text(text: str) -> tuple[Any, tuple[str, str] | None]:
         if not data.strip():
             return None, ("json", "not JSON: the text is empty")
         reason, detail = why_not_json(data, error)
-        return None, (reason, detail + CUT_OFF if reason == "json" else detail)
+        is_cut = reason == "json" and _begins_a_row(data)
+        return None, (reason, detail + CUT_OFF if is_cut else detail)
     bad = hidden_fault(data, value)
     return (value, None) if bad is None else (None, bad)
 

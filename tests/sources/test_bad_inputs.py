@@ -179,6 +179,13 @@ def test_malformed_line_in_the_middle_does_not_flag_the_file(read_bytes):
     assert "truncated_files" not in read_bytes(b"{\n" + GOOD + b"\n").notes
 
 
+def test_a_last_line_that_begins_no_row_does_not_flag_the_file(read_bytes):
+    source = read_bytes(GOOD + b"\n...")
+
+    assert "truncated_files" not in source.notes
+    assert "the file ends" not in source.quarantined["detail"][0].as_py()
+
+
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.json"])
 def test_4_byte_order_mark_is_stripped_and_counted(name, read_bytes):
     body = GOOD if name.endswith("l") else b"[" + GOOD + b"]"

@@ -22,7 +22,6 @@ from packhouse.addons.init.lists_and_objects import (
     made_of_lists,
     message_lists,
     multiple_choice,
-    names_a_choice,
     of_messages,
     questions_in,
 )
@@ -74,8 +73,6 @@ from packhouse.read.single_turn_formats import TextFields
 
 _SCORES = ("similarity", "similarity_score", "score", "label", "is_duplicate")
 """Names of fields with the similarity of two texts."""
-_SENDERS = frozenset("user username sender speaker chat".split())
-"""Words in names of fields with the sender of a message."""
 _UTTERANCES = frozenset("patterns examples utterances".split())
 """Words in names of lists of texts that have the same intent and answer."""
 _PIECES = frozenset("words tokens characters chars sentences".split())
@@ -143,7 +140,7 @@ def readings_of(layout: Layout, fields: Mapping[str, Field]) -> list[Reading]:
     # `_with_topics` comes first: it takes only readings without `select` and `where`, which the
     # others add.
     varied = (
-        *(_with_topics, _with_short_contexts, _without_choices, _with_verdicts, with_speakers),
+        *(_with_topics, _with_short_contexts, _with_verdicts, with_speakers),
         *(with_talks, with_headings, with_ends, _with_splits),
     )
     different = [replace(each, is_guess=not each.is_sure) for each in different]
@@ -215,17 +212,9 @@ def _natural(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Ite
             yield read_as(name, reads, select=select)
             continue
         rest = [each for each in rows[0] if each not in reads]
-        # Of a text with annotations next to it, as in file 32, the annotations may be the answer.
-        is_marked = name == "text" and any(
-            isinstance(value, list) and value and isinstance(value[0], dict)
-            for row in rows
-            for value in row.values()
-        )
         # Texts next to a category (file 76) or to true and false (80) were trained as plain text.
         classes = list(_classes(names["text"], rest, fields)) if name == "text" else []
-        # Messages of people in a log, as in file 1743, were trained as plain text.
-        is_log = name == "text" and any(_SENDERS & {*words_of(each)} for each in rest)
-        is_sure = not classes and not is_marked and not is_log
+        is_sure = not classes
         yield read_as(name, reads, is_sure=is_sure, fields=dict(more), label_names=labels)
         yield from classes
         if "reasoning" in more:
@@ -616,25 +605,6 @@ def _with_short_contexts(
     settings |= {"fields": named} if named else {}
     without = replace(reading, settings=settings, reads=reads, is_sure=False)
     return [without, replace(reading, is_sure=False)]
-
-
-def _without_choices(
-    reading: Reading, rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]
-) -> list[Reading]:
-    """Return a reading, unsure if its answers name choices that it may leave out, as in file 2006.
-
-    Example:
-        >>> row = {"question": "What is 1 + 1?", "options": ["2", "3"], "answer": "(a)"}
-        >>> plain = read_as("question_answer", {"question": "question", "answer": "answer"})
-        >>> replace(plain, is_sure=True).is_sure, _without_choices(plain, [row], {})[0].is_sure
-        (True, False)
-    """
-    answers = [row.get(name) for row in rows for name in reading.trained]
-    left_out = (row[name] for row in rows for name in row if name not in reading.reads)
-    is_left_out = any(isinstance(value, list | dict) and holds_letters(value) for value in left_out)
-    asks = reading.prompt or reading.settings["format"] == "classification"
-    is_choice = asks and is_left_out and names_a_choice(answers)
-    return [replace(reading, is_sure=reading.is_sure and not is_choice)]
 
 
 def _with_verdicts(

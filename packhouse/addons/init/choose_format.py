@@ -9,7 +9,7 @@ import json
 import re
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -30,6 +30,7 @@ from packhouse.addons.init.reading import (
     empty_answers,
     explanation,
     holds_letters,
+    is_explained,
     is_likely_answer,
     is_metadata,
     is_reasoning,
@@ -193,6 +194,8 @@ class Candidate:
     """Source that reads the examples."""
     layout: Layout
     """The examples, with their row numbers in the file."""
+    unexplained: Sequence[str] = ()
+    """Fields without text of their own that it leaves out, and that may matter."""
 
     @property
     def is_usable(self) -> bool:
@@ -420,7 +423,11 @@ def _candidates(
         settings = {**located, **reading.settings, "ignored_fields": [*ignored, *others]}
         try:
             source = SourceConfig(path=str(path), **settings)
-            candidate = Candidate(reading, try_source(source, rules), source, layout)
+            trial = try_source(source, rules)
+            known = {*ignored, *(with_media if "media" in given else ())}
+            unexplained = _unexplained(survey, layout.rows, reading)
+            left_out = [name for name in unexplained if name not in known]
+            candidate = Candidate(reading, trial, source, layout, left_out)
         except PackhouseError:
             continue
         is_new = all(
@@ -435,6 +442,28 @@ def _candidates(
             # The loop goes over `readings`, so the longer reading is tried, too.
             readings.append(more)
     return sorted(found, key=lambda each: (len(each.trial.unread), not each.reading.is_sure))
+
+
+def _unexplained(survey: Survey, rows: Sequence[Any], reading: Reading) -> list[str]:
+    """Return the fields that a reading leaves out although they may matter.
+
+    Not those with text: what no field repeats is in `Trial.unread`.
+    """
+    left_out = {name for row in rows if isinstance(row, dict) for name in row} - {*reading.reads}
+    fields = {name: survey.fields[name] for name in sorted(left_out)}
+    return [
+        name
+        for name, held in fields.items()
+        if held.num_texts < MIN_SHARE * survey.num_rows
+        and not is_explained(name, held)
+        and not all(_is_repeated(row, name, reading.reads) for row in rows if row.get(name))
+    ]
+
+
+def _is_repeated(row: Mapping[str, Any], name: str, reads: Iterable[str]) -> bool:
+    """Return True for a value of several words that a field with one of the names contains."""
+    value, others = row[name], json.dumps([row.get(each) for each in reads])
+    return isinstance(value, str) and " " in value.strip() and json.dumps(value)[1:-1] in others
 
 
 def _media_advice(some_have_none: bool) -> str:
@@ -452,7 +481,7 @@ def _only_one(candidates: Sequence[Candidate], survey: Survey) -> Candidate | No
     sure = [each for each in candidates if each.reading.is_sure]
     structured = [each for each in sure if each.reading.settings["format"] != "text"]
     complete = [each for each in structured or sure if not each.trial.unread]
-    if not complete:
+    if not complete or complete[0].unexplained:
         return None
     first = complete[0]
     if any(each.reading.reads.keys() > first.reading.reads.keys() for each in candidates):

@@ -24,7 +24,7 @@ LIKELY_QUESTION = (
 LIKELY_ANSWER = "a doctor agent chatbot tgt summary highlights result translation".split()
 PLAIN = ("text", "content", "body")
 CONTEXT = (
-    "context input background passage reference material paragraph document article story evidence "
+    "context input background passage material paragraph document article story evidence "
     "knowledge schema sql_context 背景 输入"
 ).split()
 SYSTEM = "system sys persona".split()
@@ -42,6 +42,19 @@ LABEL_WORDS = ID_WORDS | frozenset(
     "difficulty level score len length count num name file path metadata".split()
 )
 """Words in names of ids, sources, categories and other metadata."""
+_MEASURES = frozenset(
+    "unnamed idx timestamp created updated modified year version seed temperature token tokens "
+    "chars words size duration perplexity confidence quality similarity cluster embedding md5 sha "
+    "sha256 checksum".split()
+)
+"""Words in names of numbers about a row."""
+_MEANINGS = frozenset(
+    "answer label correct gold right wrong best chosen preferred winner target option choice turn "
+    "turns step round utterance image images audio video picture photo".split()
+)
+"""Words in names of fields that say something about the answer, or hold a part of the row."""
+_TALKS = frozenset("chat conversation dialog dialogue message session thread".split())
+"""Words in names of ids that several rows share if each row is one turn of a conversation."""
 ORIGIN_WORDS = LABEL_WORDS - frozenset(
     "type kind category categories topic subject domain tag tags level difficulty score".split()
 )
@@ -256,6 +269,27 @@ def empty_answers(fields: Mapping[str, Field]) -> list[str]:
     answers = names_like([*fields], ANSWER)
     is_empty = all(explanation(name, fields[name], 1) == "empty" for name in answers)
     return answers if is_empty else []
+
+
+def is_explained(name: str, held: Field) -> bool:
+    """Return True for a field that is empty, constant, an id, a source, a category or a measure.
+
+    The name decides, since values tell too little: `is_safe` may call answers bad, `opa` may be
+    what an answer `A` names, and `numbers` may belong to the question.
+
+    Example:
+        >>> held = Field(Counter({"number": 2}), values=Counter([0, 1]))
+        >>> [is_explained(name, held) for name in ("row_id", "is_safe", "correct_answer_id")]
+        [True, False, False]
+    """
+    words, num_values = {*words_of(name)}, len(held.values)
+    if explanation(name, held, 1) == "empty":
+        return True
+    if num_values == 1:
+        return held.values.total() == held.kinds.total()
+    if words & _TALKS and num_values < held.values.total():
+        return False  # each row may be one turn
+    return bool(words & (LABEL_WORDS | _MEASURES)) and not words & _MEANINGS
 
 
 def explanation(name: str, held: Field, num_rows: int) -> str | None:

@@ -202,6 +202,8 @@ def _natural(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Ite
                 beside["context"] = contexts[0]
             more = {part: each for part, each in beside.items() if each and part in known.optional}
         reads = {theirs: ours for ours, theirs in (names | more).items()}
+        if name == "oasst_flat":
+            reads["message_tree_id"] = "conversation"
         # An object as the input of an instruction made each row of file 801 bad, and objects as
         # preferred answers those of file 1354.
         parts = names.values() if isinstance(known, TextFields) and "history" not in names else ()

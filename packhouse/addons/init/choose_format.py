@@ -25,6 +25,7 @@ from packhouse.addons.init.file_survey import Layout, Survey, as_line, refusal
 from packhouse.addons.init.lists_and_objects import questions_in
 from packhouse.addons.init.reading import (
     ANSWER,
+    ID_WORDS,
     Reading,
     best_of,
     empty_answers,
@@ -34,11 +35,14 @@ from packhouse.addons.init.reading import (
     is_likely_answer,
     is_metadata,
     is_reasoning,
+    words_of,
 )
 from packhouse.addons.init.turns_in_texts import SPEAKER_MARKS, marks_in, marks_left
 from packhouse.errors import PackhouseError
 from packhouse.read import read_shard, scan_source
+from packhouse.read.chat_messages import WEIGHTS
 from packhouse.read.conversation_formats import is_transcript
+from packhouse.read.csv_files import DELIMITERS
 from packhouse.read.row_formats import MESSAGE_FIELDS, row_formats
 from packhouse.read.unread_fields import MIN_SHARE, is_media
 from packhouse.recipe import Recipe, SourceConfig, ValidateConfig
@@ -194,8 +198,8 @@ class Candidate:
     """Source that reads the examples."""
     layout: Layout
     """The examples, with their row numbers in the file."""
-    unexplained: Sequence[str] = ()
-    """Fields without text of their own that it leaves out, and that may matter."""
+    unexplained: Mapping[str, str] = field(default_factory=dict)
+    """Fields that it leaves out although they may matter, and what they contain."""
 
     @property
     def is_usable(self) -> bool:
@@ -419,14 +423,16 @@ def _candidates(
             continue
         if files & reading.reads.keys():  # their paths are not text (file 818)
             continue
+        if survey.file_format in DELIMITERS and _are_literals(layout.rows, reading):
+            reading = replace(reading, is_sure=False)
         others = [name for name in can_be_ignored if name not in reading.reads]
         settings = {**located, **reading.settings, "ignored_fields": [*ignored, *others]}
         try:
             source = SourceConfig(path=str(path), **settings)
             trial = try_source(source, rules)
             known = {*ignored, *(with_media if "media" in given else ())}
-            unexplained = _unexplained(survey, layout.rows, reading)
-            left_out = [name for name in unexplained if name not in known]
+            left_out = _unexplained(survey, layout.rows, reading, trial)
+            left_out = {name: what for name, what in left_out.items() if name not in known}
             candidate = Candidate(reading, trial, source, layout, left_out)
         except PackhouseError:
             continue
@@ -444,20 +450,63 @@ def _candidates(
     return sorted(found, key=lambda each: (len(each.trial.unread), not each.reading.is_sure))
 
 
-def _unexplained(survey: Survey, rows: Sequence[Any], reading: Reading) -> list[str]:
-    """Return the fields that a reading leaves out although they may matter.
+_LITERAL = re.compile(r"\s*(?:\[.*\]|\{\s*'.*\})\s*", re.DOTALL)
+"""A list of JSON or Python, or an object of Python, as text."""
+
+
+def _are_literals(rows: Sequence[Any], reading: Reading) -> bool:
+    """Return True if a text of most rows is a list or object that a table cannot hold."""
+    texts = ([str(row.get(name) or "") for row in rows] for name in reading.reads)
+    return any(2 * sum(map(bool, map(_LITERAL.fullmatch, each))) > len(rows) for each in texts)
+
+
+def _unexplained(
+    survey: Survey, rows: Sequence[Any], reading: Reading, trial: Trial
+) -> dict[str, str]:
+    """Return the fields that a reading leaves out although they may matter, and their contents.
 
     Not those with text: what no field repeats is in `Trial.unread`.
     """
-    left_out = {name for row in rows if isinstance(row, dict) for name in row} - {*reading.reads}
-    fields = {name: survey.fields[name] for name in sorted(left_out)}
-    return [
-        name
-        for name, held in fields.items()
-        if held.num_texts < MIN_SHARE * survey.num_rows
-        and not is_explained(name, held)
-        and not all(_is_repeated(row, name, reading.reads) for row in rows if row.get(name))
-    ]
+    rows = [row for row in rows if isinstance(row, dict)]
+    left_out = {name for row in rows for name in row} - {*reading.reads}
+    decides = _are_ambiguous(trial)
+    found = {}
+    for name in sorted(left_out):
+        held = survey.fields[name]
+        is_same = held.has_few_values and len(held.values) < 2
+        may_decide = decides and not is_same and not ID_WORDS.intersection(words_of(name))
+        if (
+            held.num_texts < MIN_SHARE * survey.num_rows
+            and (may_decide or not is_explained(name, held))
+            and not all(_is_repeated(row, name, reading.reads) for row in rows if row.get(name))
+        ):
+            found[name] = explanation(name, held, survey.num_rows) or held.kind
+    return found | _flags_of_messages(rows, reading)
+
+
+def _are_ambiguous(trial: Trial) -> bool:
+    """Return True if a fifth of the examples have the prompt of another one, but another answer."""
+    talks = [] if trial.sample is None else trial.sample["messages"].to_pylist()
+    answers: dict[str, set[str]] = {}
+    prompts = [json.dumps(talk[:-1]) for talk in talks]
+    for prompt, talk in zip(prompts, talks, strict=True):
+        answers.setdefault(prompt, set()).add(json.dumps(talk[-1:]))
+    return sum(len(answers[prompt]) > 1 for prompt in prompts) > 0.2 * len(talks)
+
+
+def _flags_of_messages(rows: Sequence[Mapping[str, Any]], reading: Reading) -> dict[str, str]:
+    """Return keys of messages that are true in some and false in others, such as `mask`."""
+    found: dict[str, set[Any]] = {}
+    for name in (name for name, ours in reading.reads.items() if ours == "messages"):
+        for message in (said for row in rows if isinstance(row[name], list) for said in row[name]):
+            for key in message if isinstance(message, dict) else ():
+                found.setdefault(f"{name}[].{key}", set()).add(json.dumps(message[key]))
+    flags = ({"true", "false"}, {"0", "1"})
+    return {
+        path: "true or false"
+        for path, values in found.items()
+        if values in flags and path.rpartition(".")[2] not in WEIGHTS
+    }
 
 
 def _is_repeated(row: Mapping[str, Any], name: str, reads: Iterable[str]) -> bool:

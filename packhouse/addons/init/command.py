@@ -30,7 +30,6 @@ from packhouse.addons.init.choose_format import (
     try_source,
 )
 from packhouse.addons.init.file_survey import Survey, as_line, survey
-from packhouse.addons.init.reading import explanation
 from packhouse.addons.init.turns_in_texts import marks_left
 from packhouse.cli import json_option
 from packhouse.cli.token_display import coloured, pipeline_of, plain, rows_with_masks, runs_of
@@ -441,11 +440,7 @@ def _show_candidates(
             reads += f", template {reading.template}" if reading.template else ""
             console().print(f"\n{number}. {reads}", style="bold")
             left = [f"{n} (text in {counted(rows, 'example')})" for n, rows in unread.items()]
-            held, number = proposal.survey.fields, proposal.survey.num_rows
-            left += [
-                f"{name} ({explanation(name, held[name], number) or held[name].kind})"
-                for name in candidate.unexplained
-            ]
+            left += [f"{name} ({what})" for name, what in candidate.unexplained.items()]
             if left:
                 print_text(f"leaves out {', '.join(left)}", 3)
             # Otherwise, only `prepare` would tell it, after the choice: 607 answers of one public

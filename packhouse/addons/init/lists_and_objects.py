@@ -536,6 +536,8 @@ def in_json(rows: Sequence[dict[str, Any]], read: Mapping[str, list[str]]) -> Re
     return read_as("question_answer", reads, select=select)
 
 
+_CHOICES = ("choices", "options", "answers", "endings", "candidates", "choice")
+"""Names of fields with all choices."""
 _CHOICE_NAMES = re.compile(r"(?i)(?:option|choice|answer|opt|ending|sol)?[_ ]?([a-h]|[0-9])")
 
 
@@ -596,16 +598,22 @@ def _choices(rows: Sequence[dict[str, Any]]) -> tuple[str, list[str], list[list[
     They are in a list of texts, in an object `{"A": text, ...}` or `{"text": [...]}`, or in fields
     with names such as `choice1`.
     """
-    name = next((name for name in ("choices", "options") if name in rows[0]), "")
+    name = next((n for n in _CHOICES if isinstance(rows[0].get(n), list | dict)), "")
     inside: Any = rows[0].get(name)
     owners: list[Any] = [row.get(name) for row in rows]
     path, read = sql(name), [name]
     if isinstance(inside, dict) and "text" in inside:
         owners, path = [each and each.get("text") for each in owners], f'{path}."text"'
+    elif isinstance(inside, list) and inside and isinstance(inside[0], dict):
+        owners = [each and [dict(one).get("text") for one in each] for each in owners]
+        path = f'list_transform({path}, lambda c: c."text")'
     elif not isinstance(inside, list):
         is_object = isinstance(inside, dict)
         inside, owners = (inside, owners) if is_object else (rows[0], [*rows])
         names = [n for n in inside if _CHOICE_NAMES.fullmatch(n) and isinstance(inside[n], str)]
+        if len(names) < 2:  # or names that differ in their last sign, such as `opa` to `opd`
+            stems = Counter(each[:-1] for each in inside if isinstance(inside[each], str))
+            names = [n for n in inside if isinstance(inside[n], str) and stems[n[:-1]] > 2]
         if len(names) < 2:
             return None
         read = read if is_object else names
@@ -636,11 +644,12 @@ def _numbers_of(name: str, values: Iterable[Any], most: int) -> list[str]:
         return []
     is_number = all(type(value) is int for value in values)
     mark = sql(name) if is_number else f"regexp_extract({sql(name)}, '{_NAMED_CHOICE}', 1)"
-    if known <= {chr(65 + n) for n in range(most)}:
-        return [f"ascii(upper({mark})) - 64"]
+    letter = f"ascii(upper({mark})) - 64"
     numbers = {int(each) for each in known if each.isdigit()}
-    if len(numbers) < len(known) or max(numbers) > most:
+    if not known <= {chr(65 + n) for n in range(most)} | {*map(str, range(most + 1))}:
         return []
+    if len(numbers) < len(known):  # ARC names choices by letters, and by numbers in some rows
+        return [f"coalesce(TRY_CAST({mark} AS INTEGER), {letter})" if numbers else letter]
     number = mark if is_number else f"CAST({mark} AS INTEGER)"
     # Of three choices, 0 to 1 counts from 0, and 1 to 3 from 1. With 1 to 2, both are possible.
     starts = [0] * (max(numbers) < most) + [1] * (min(numbers) > 0)

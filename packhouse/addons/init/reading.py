@@ -45,7 +45,7 @@ LABEL_WORDS = ID_WORDS | frozenset(
 _MEASURES = frozenset(
     "unnamed idx timestamp created updated modified year version seed temperature token tokens "
     "chars words size duration perplexity confidence quality similarity cluster embedding md5 sha "
-    "sha256 checksum".split()
+    "sha256 hexsha checksum moderation".split()
 )
 """Words in names of numbers about a row."""
 _MEANINGS = frozenset(
@@ -285,10 +285,13 @@ def is_explained(name: str, held: Field) -> bool:
     words, num_values = {*words_of(name)}, len(held.values)
     if explanation(name, held, 1) == "empty":
         return True
-    if num_values == 1:
-        return held.values.total() == held.kinds.total()
+    if num_values == 1:  # in all rows, and no text such as `eggs; milk`
+        is_plain = re.fullmatch(r"[\w.:/ -]*", str(next(iter(held.values))))
+        return is_plain is not None and held.values.total() == held.kinds.total()
     if words & _TALKS and num_values < held.values.total():
         return False  # each row may be one turn
+    if num_values == 2 and held.kind != "text" and not words & ID_WORDS:
+        return False  # a score of 0 or 1 is a verdict
     return bool(words & (LABEL_WORDS | _MEASURES)) and not words & _MEANINGS
 
 

@@ -126,7 +126,7 @@ _LEFT_MARKS = (
         "a mark in place of a text",
         _ALL,
         MIN_SHARE,
-        r"\{\{\s*[A-Z][A-Z_ ]{2,}\s*\}\}|<<[A-Z][A-Z_ ]{2,}>>",
+        r"\{\{\s*[A-Z][A-Z_ ]{2,}\s*\}\}|<<[A-Z][A-Z_ ]{2,}>>|<(?:image|audio|video)>",
     ),
     # `<extra_id_1>` is in 16% of the prompts of file 999, `<channel|>` in all answers of file 1277.
     (

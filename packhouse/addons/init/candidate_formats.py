@@ -143,7 +143,10 @@ def readings_of(layout: Layout, fields: Mapping[str, Field]) -> list[Reading]:
         *(_with_topics, _with_short_contexts, _with_verdicts, with_speakers),
         *(with_talks, with_headings, with_ends, _with_splits),
     )
-    different = [replace(each, is_guess=not each.is_sure) for each in different]
+    different = [
+        replace(each, is_guess=not each.is_sure and "choices" not in each.reads.values())
+        for each in different
+    ]
     for vary in varied:
         different = [
             replace(made, is_guess=each.is_guess and not made.removes_marks)
@@ -564,17 +567,23 @@ def with_context(
         >>> with_context(plain, ["law"], [{"law": ["No.", "Go."]}]).settings["select"]["context"]
         'array_to_string("law", chr(10) || chr(10))'
     """
+    # `response_2` next to `response_1` is another answer.
+    unread = [name for name in unread if name[:-1] not in {each[:-1] for each in reading.reads}]
     named = [name for name in unread if name.lower() in CONTEXT]
     # Such as `input_context` in file 1848.
     named = named or [name for name in unread if words_of(name)[-1:] == ["context"]]
-    named = named or [name for name in unread if not words_of_label(name)] or [*unread]
+    if "choices" not in reading.reads.values():  # else it may explain the answer
+        named = named or [name for name in unread if not words_of_label(name)] or [*unread]
     if len(named) != 1:
         return None
     (name,) = named
     row_format = reading.settings["format"]
     fields, reads = dict(reading.settings.get("fields", {})), dict(reading.reads)
     if "select" in reading.settings:
-        return None
+        if "choices" not in reads.values():
+            return None
+        select = {**reading.settings["select"], "context": as_text(name, rows)}
+        return read_as(row_format, {**reads, name: "context"}, select=select)
     if row_format == "prompt_completion":
         row_format, ours = "question_answer", {"prompt": "question", "completion": "answer"}
         reads = {theirs: ours.get(role, role) for theirs, role in reads.items()}

@@ -538,6 +538,8 @@ def in_json(rows: Sequence[dict[str, Any]], read: Mapping[str, list[str]]) -> Re
 
 _CHOICES = ("choices", "options", "answers", "endings", "candidates", "choice")
 """Names of fields with all choices."""
+_RIGHT = frozenset("answer label correct answerkey gold target idx".split())
+"""Words in names of fields that name the right choice, or hold its text."""
 _CHOICE_NAMES = re.compile(r"(?i)(?:option|choice|answer|opt|ending|sol)?[_ ]?([a-h]|[0-9])")
 
 
@@ -549,26 +551,25 @@ def multiple_choice(
     The answer is either the letter or the text of the right choice.
     """
     first = rows[0]
-    texts = [name for name in texts_of(first, rows) if has_text(name, fields)]
-    asks = texts[0] if len(texts) == 1 else best_of(texts, [*QUESTION, *PLAIN])
-    if asks is None:
-        return
     if (found := _choices(rows)) is None:
         return
     choices, read, of_rows = found
     most = max(map(len, of_rows))
-    right = [
-        name
-        for name in first
-        if name not in (asks, *read)
-        and {"answer", "label", "correct", "answerkey", "gold", "target", "idx"} & {*words_of(name)}
-        and type(first[name]) in (str, int)
-    ]
-    for name in right:
+    texts = [n for n in texts_of(first, rows) if has_text(n, fields) and n not in read]
+    asks = best_of(texts, [*QUESTION, *PLAIN])
+    if asks is None and texts:  # such as `ctx` or `goal`
+        asks = max(texts, key=lambda name: sum(len(row[name] or "") for row in rows))
+    if asks is None:
+        return
+    others = [n for n in first if n not in (asks, *read) and type(first[n]) in (str, int)]
+    for name in sorted(others, key=lambda name: _RIGHT.isdisjoint(words_of(name))):
+        is_right = not _RIGHT.isdisjoint(words_of(name))
         values = fields[name].values if name in fields else Counter(row[name] for row in rows)
-        numbers = _numbers_of(name, values, most)
+        numbers = _numbers_of(name, values, most) if values else []
         # A letter such as E of four choices says that none is right.
         is_letter = not numbers and all(re.fullmatch("[A-Z]", str(value)) for value in values)
+        if (not is_right and not numbers) or ID_WORDS & {*words_of(name)} - {"index"}:
+            continue
         if not numbers and not is_letter:
             if not all(row[name] in texts for row, texts in zip(rows, of_rows, strict=True)):
                 continue

@@ -794,16 +794,88 @@ def test_nothing_is_written_where_rows_can_be_read_in_several_ways(name, project
         check(found, expected)
 
 
-def test_answers_that_name_one_of_several_objects_are_not_trained_alone(project):
+MAY_MATTER = {
+    "is_safe (true or false)": lambda n, t: {"is_safe": n % 2 == 0},
+    "label (numbers)": lambda n, t: {"label": n % 2},
+    "score (numbers)": lambda n, t: {"score": n % 2},
+    "verdict (2 different short values)": lambda n, t: {"verdict": ["pass", "fail"][n % 2]},
+    "numbers (short values)": lambda n, t: {"numbers": f"{n} {n}"},
+    "cells (no text: objects)": lambda n, t: {"cells": {"a": [n], "b": [2 * n]}},
+    "of (no text: lists)": lambda n, t: {"of": [{"is": "a"}, {"is": "b"}]},
+    "correct_id (numbers)": lambda n, t: {"correct_id": n % 4},
+    "is_train (true or false)": lambda n, t: {"is_train": n != 3},
+    "dialogue_id (4 different short values)": lambda n, t: {"dialogue_id": f"d{n // 3}"},
+    "unit (1 different short value)": lambda n, t: {"unit": "sums(a INT)"},
+}
+
+
+@pytest.mark.parametrize("left_out", MAY_MATTER)
+def test_a_field_whose_name_does_not_explain_it_is_asked_about(left_out, project):
     rows = [
-        {"question": t[0], "of": [{"is": "a", "say": "Yes."}, {"is": "b"}], "answer": "ab"[n % 2]}
+        {"prompt": t[0], "response": t[1]} | MAY_MATTER[left_out](n, t) for n, t in enumerate(TALKS)
+    ]
+    Path("a.jsonl").write_bytes(lines(rows))
+
+    code, said = project.init("a.jsonl")
+
+    assert (code, Path("recipe.yaml").exists()) == (7, False), said
+    assert f"leaves out {left_out}" in said
+
+
+def test_fields_whose_names_explain_them_are_ignored(project):
+    more = [
+        {"source": "sums", "url": f"of/{n}", "category": "ab"[n % 2], "quality_score": n / 7}
+        | {"n_tokens": n, "created_at": f"2024-{n}", "conversation_id": f"c{n}", "kind": 1}
+        for n in range(len(TALKS))
+    ]
+    rows = [row | each for row, each in zip(named("prompt", "response"), more, strict=True)]
+    Path("a.jsonl").write_bytes(lines(rows))
+
+    code, said = project.init("a.jsonl")
+
+    assert code == 0, said
+    check(project.prepare(), TALKS)
+
+
+def test_a_field_that_tells_rows_with_the_same_prompt_apart_is_asked_about(project):
+    rows = [
+        {"prompt": "Add this to itself.", "topic": f"of {n}", "response": t[1]}
         for n, t in enumerate(TALKS)
     ]
     Path("a.jsonl").write_bytes(lines(rows))
 
-    code, _ = project.init("a.jsonl")
+    code, said = project.init("a.jsonl")
 
-    assert (code, Path("recipe.yaml").exists()) == (7, False)
+    assert (code, "leaves out topic (" in said) == (7, True), said
+
+
+@pytest.mark.parametrize("key", ["mask", "trainable"])
+def test_flags_of_messages_that_nothing_reads_are_asked_about(key, project):
+    flags = (True, False) if key == "trainable" else (1, 0)
+    talks = [[said | {key: flags[n % 2]} for said in chats_of(t)] for n, t in enumerate(TALKS)]
+    Path("a.jsonl").write_bytes(lines([{"messages": talk} for talk in talks]))
+
+    code, said = project.init("a.jsonl")
+
+    assert (code, f"leaves out messages[].{key} (true or false)" in said) == (7, True), said
+
+
+def test_lists_written_into_a_table_are_asked_about(project):
+    rows = [{"question": t[0], "answer": str([t[1]])} for t in TALKS]
+    Path("b.tsv").write_bytes(table(rows, "\t"))
+
+    code, said = project.init("b.tsv")
+
+    assert (code, Path("recipe.yaml").exists()) == (7, False), said
+
+
+def test_marks_in_place_of_images_are_refused(project):
+    Path("a.jsonl").write_bytes(each(lambda t: {"prompt": f"<image>\n{t[0]}", "response": t[1]}))
+
+    code, said = project.init("a.jsonl")
+
+    assert code not in (0, 7), said
+    assert "12 of 12 examples contain <image>, which looks like a mark" in " ".join(said.split())
 
 
 def test_a_part_of_an_object_is_read_with_the_setting_that_the_error_names(project):

@@ -43,7 +43,7 @@ from packhouse.read import read_shard, scan_source
 from packhouse.read.chat_messages import WEIGHTS
 from packhouse.read.conversation_formats import is_transcript
 from packhouse.read.csv_files import DELIMITERS
-from packhouse.read.row_formats import MESSAGE_FIELDS, row_formats
+from packhouse.read.row_formats import MESSAGE_FIELDS, option_names, row_formats
 from packhouse.read.unread_fields import MIN_SHARE, is_media
 from packhouse.recipe import Recipe, SourceConfig, ValidateConfig
 from packhouse.records.ledger import RenderCounts
@@ -469,6 +469,7 @@ def _unexplained(
     """
     rows = [row for row in rows if isinstance(row, dict)]
     left_out = {name for row in rows for name in row} - {*reading.reads}
+    left_out -= {*option_names(left_out, SourceConfig(path="")).values()}
     decides = _are_ambiguous(trial)
     found = {}
     for name in sorted(left_out):

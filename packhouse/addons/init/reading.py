@@ -43,9 +43,9 @@ LABEL_WORDS = ID_WORDS | frozenset(
 )
 """Words in names of ids, sources, categories and other metadata."""
 _MEASURES = frozenset(
-    "unnamed idx timestamp created updated modified year version seed temperature token tokens "
-    "chars words size duration perplexity confidence quality similarity cluster embedding md5 sha "
-    "sha256 hexsha checksum moderation".split()
+    "meta unnamed idx timestamp created updated modified year version seed temperature token "
+    "tokens chars words size duration perplexity confidence quality similarity cluster embedding "
+    "md5 sha sha256 hexsha checksum moderation".split()
 )
 """Words in names of numbers about a row."""
 _MEANINGS = frozenset(
@@ -278,6 +278,7 @@ def is_explained(name: str, held: Field) -> bool:
     what an answer `A` names, and `numbers` may belong to the question.
 
     Example:
+        >>> from collections import Counter
         >>> held = Field(Counter({"number": 2}), values=Counter([0, 1]))
         >>> [is_explained(name, held) for name in ("row_id", "is_safe", "correct_answer_id")]
         [True, False, False]
@@ -285,9 +286,10 @@ def is_explained(name: str, held: Field) -> bool:
     words, num_values = {*words_of(name)}, len(held.values)
     if explanation(name, held, 1) == "empty":
         return True
-    if num_values == 1:  # in all rows, and no text such as `eggs; milk`
-        is_plain = re.fullmatch(r"[\w.:/ -]*", str(next(iter(held.values))))
-        return is_plain is not None and held.values.total() == held.kinds.total()
+    # The same value in all rows, but no text such as `eggs; milk`.
+    is_plain = re.fullmatch(r"[\w.:/ -]*", str(next(iter(held.values), "")))
+    if num_values == 1 and is_plain and held.values.total() == held.kinds.total():
+        return True
     if words & _TALKS and num_values < held.values.total():
         return False  # each row may be one turn
     if num_values == 2 and held.kind != "text" and not words & ID_WORDS:

@@ -837,6 +837,15 @@ def test_fields_whose_names_explain_them_are_ignored(project):
     check(project.prepare(), TALKS)
 
 
+def test_two_rows_with_two_numbers_have_no_verdict(project):
+    rows = [row | {"n_tokens": n} for n, row in enumerate(named("prompt", "response")[:2])]
+    Path("a.jsonl").write_bytes(lines(rows))
+
+    code, said = project.init("a.jsonl")
+
+    assert code == 0, said
+
+
 def test_a_field_that_tells_rows_with_the_same_prompt_apart_is_asked_about(project):
     rows = [
         {"prompt": "Add this to itself.", "topic": f"of {n}", "response": t[1]}

@@ -433,16 +433,17 @@ def _show_candidates(
             path = path_in_recipe(proposal.path, Path.cwd())
             parts = ["packhouse", "init", path, "--tokenizer", tokenizer, "-o", str(out)]
             command = shlex.join([*parts, *as_options(settings)])
-            found.append({"settings": settings, "leaves_out": dict(unread), "command": command})
+            left = {n: f"text in {counted(rows, 'example')}" for n, rows in unread.items()}
+            left |= candidate.unexplained
+            found.append({"settings": settings, "leaves_out": left, "command": command})
             if as_json:
                 continue
             reads = ", ".join(f"{name} ({ours})" for name, ours in reading.reads.items())
             reads += f", template {reading.template}" if reading.template else ""
             console().print(f"\n{number}. {reads}", style="bold")
-            left = [f"{n} (text in {counted(rows, 'example')})" for n, rows in unread.items()]
-            left += [f"{name} ({what})" for name, what in candidate.unexplained.items()]
             if left:
-                print_text(f"leaves out {', '.join(left)}", 3)
+                said = ", ".join(f"{name} ({what})" for name, what in left.items())
+                print_text(f"leaves out {said}", 3)
             # Otherwise, only `prepare` would tell it, after the choice: 607 answers of one public
             # file.
             if num_joined := counts.notes.get("straddles_start"):

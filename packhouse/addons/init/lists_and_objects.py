@@ -596,8 +596,8 @@ def multiple_choice(
 def _choices(rows: Sequence[dict[str, Any]]) -> tuple[str, list[str], list[list[str]]] | None:
     """Return SQL for the choices, the fields that hold them, and the choices of each row.
 
-    They are in a list of texts, in an object `{"A": text, ...}` or `{"text": [...]}`, or in fields
-    with names such as `choice1`.
+    They are in a list of texts, or of objects with a `text`; in an object `{"A": text, ...}` or
+    `{"text": [...]}`; or in fields with names such as `choice1`.
     """
     name = next((n for n in _CHOICES if isinstance(rows[0].get(n), list | dict)), "")
     inside: Any = rows[0].get(name)
@@ -627,11 +627,7 @@ def _choices(rows: Sequence[dict[str, Any]]) -> tuple[str, list[str], list[list[
 
 
 _NAMED_CHOICE = r"(?i)^\W*(?:option|choice|answer)?\W*([a-h]|\d{1,2})\W*$"
-
-
-def names_a_choice(values: Iterable[Any]) -> bool:
-    """Return True if all values only name a choice, such as `2`, `B`, `(b)` and `option 2`."""
-    return all(re.search(_NAMED_CHOICE, str(value)) for value in values)
+"""An answer that only names a choice, such as `2`, `B`, `(b)` and `option 2`."""
 
 
 def _numbers_of(name: str, values: Iterable[Any], most: int) -> list[str]:
@@ -640,9 +636,9 @@ def _numbers_of(name: str, values: Iterable[Any], most: int) -> list[str]:
     Return none if the values are not all numbers, or letters, of choices; two if they may be
     counted from 0 or from 1.
     """
-    known = {re.sub(_NAMED_CHOICE, r"\1", str(value)).upper() for value in values}
-    if not names_a_choice(values):
+    if not all(re.search(_NAMED_CHOICE, str(value)) for value in values):
         return []
+    known = {re.sub(_NAMED_CHOICE, r"\1", str(value)).upper() for value in values}
     is_number = all(type(value) is int for value in values)
     mark = sql(name) if is_number else f"regexp_extract({sql(name)}, '{_NAMED_CHOICE}', 1)"
     letter = f"ascii(upper({mark})) - 64"

@@ -292,8 +292,9 @@ def is_explained(name: str, held: Field) -> bool:
         return True
     if words & _TALKS and num_values < held.values.total():
         return False  # each row may be one turn
-    if num_values == 2 and held.kind != "text" and not words & ID_WORDS:
-        return False  # a score of 0 or 1 is a verdict
+    is_verdict = num_values == 2 < held.values.total() / 2 and held.kind != "text"
+    if is_verdict and not words & ID_WORDS:
+        return False  # such as a score of 0 or 1
     return bool(words & (LABEL_WORDS | _MEASURES)) and not words & _MEANINGS
 
 

@@ -7,6 +7,7 @@ import re
 import shlex
 import zipfile
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -317,9 +318,6 @@ ASKED: dict[str, tuple[Callable[[int, Talk], dict[str, Any]], int, list[Talk]]] 
         2, TALKS),
     "choices in a list, and numbers from 0 or 1": (lambda n, t: {"question": t[0], "options":
         [[t[1], bad(t)], [bad(t), t[1]]][n % 2] + ["None"], "answer": 1 + n % 2}, 4, TALKS),
-    "a prompt of some kind, reasoning, and an object": (lambda n, t: {"sum_prompt": t[0],
-        "reasoning": "Take both and add.", "result_of_it": {"say": t[1]}}, 1, [Talk(t[0],
-        f'{{"reasoning":"Take both and add.","result_of_it":{{"say":"{t[1]}"}}}}') for t in TALKS]),
     "answers that are objects": (lambda n, t: {"input": t[0], "output": {"z": t[1],
         "items": [n]} | ({"odd": n} if n % 2 else {})}, 1, [Talk(t[0], json.dumps({"z": t[1],
         "items": [n]} | ({"odd": n} if n % 2 else {}), separators=(",", ":"))) for n,
@@ -885,6 +883,73 @@ def test_marks_in_place_of_images_are_refused(project):
 
     assert code not in (0, 7), said
     assert "12 of 12 examples contain <image>, which looks like a mark" in " ".join(said.split())
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        lambda n, t: {"options": [t[1], bad(t)], "answer": (-1, 0, 1)[n % 3]},
+        lambda n, t: {"options": {"text": [t[1], bad(t)], "label": ["B", "A"]}, "answer": "A"},
+        lambda n, t: {"options": [t[1], bad(t)], "answer": ("A", "0", "B")[n % 3]},
+        lambda n, t: {"options": [{"text": t[1]}, None], "answer": 1},
+        lambda n, t: {"options": [{"text": t[1]}, bad(t)], "answer": 1},
+    ],
+)
+def test_choices_whose_order_or_number_is_unclear_are_not_offered(row, project):
+    Path("a.jsonl").write_bytes(
+        lines([{"question": t[0]} | row(n, t) for n, t in enumerate(TALKS)])
+    )
+
+    code, said = project.init("a.jsonl")
+
+    assert (code, "of the choice" in said) == (7, False), said
+
+
+def test_rows_with_over_200_sets_of_keys_are_looked_at(project):
+    rows = [{"question": t[0], "answer": t[1]} for t in TALKS]
+    rows += [{"question": f"{n} + 1?", f"f{n}": f"It is {n + 1}, I think."} for n in range(300)]
+    Path("a.jsonl").write_bytes(lines(rows))
+
+    code, _ = project.init("a.jsonl")
+
+    assert (code, Path("recipe.yaml").exists()) != (0, True)
+
+
+def test_choices_in_fields_are_sorted_by_their_letters(project):
+    rows = [
+        {"question": t[0], "option_b": bad(t), "option_a": t[1], "answer": "aA"[n % 2]}
+        for n, t in enumerate(TALKS)
+    ]
+    Path("a.jsonl").write_bytes(lines(rows))
+
+    code, said = project.init("a.jsonl")
+    assert code == 7
+    project.choose(said, 2)
+
+    assert sorted(t.answer for t in project.read()) == sorted(t.answer for t in TALKS)
+
+
+def test_times_of_messages_in_parquet_are_no_flags(project):
+    said = [[each | {"at": datetime(2024, 1, 1)} for each in chats_of(t)] for t in TALKS]
+    Path("a.parquet").write_bytes(parquet([{"messages": talk} for talk in said]))
+
+    code, said = project.init("a.parquet")
+
+    assert code == 0, said
+
+
+def test_a_field_that_only_one_of_several_shapes_has_is_left_out_as_advised(project):
+    rows = [{"prompt": t[0], "response": t[1], "stars": 1 + n % 5} for n, t in enumerate(TALKS[:6])]
+    rows += [{"messages": chats_of(t)} for t in TALKS[6:]]
+    Path("a.jsonl").write_bytes(lines(rows))
+
+    code, said = project.init("a.jsonl")
+    (option,) = re.findall(r"add --set '([^']*)'", " ".join(said.split()))
+    assert code not in (0, 7)
+    code, said = project.init("a.jsonl", "--set", option)
+
+    assert code == 0, said
+    check(project.prepare(), TALKS)
 
 
 def test_a_part_of_an_object_is_read_with_the_setting_that_the_error_names(project):

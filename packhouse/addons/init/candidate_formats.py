@@ -99,6 +99,9 @@ def readings_of(layout: Layout, fields: Mapping[str, Field]) -> list[Reading]:
     rows = [row for row in rows if isinstance(row, dict)]
     if not rows or {"role", "content"} <= rows[0].keys():  # each row is a single message
         return []
+    if any(row.keys() != rows[0].keys() for row in rows):  # the rest of a file with many layouts
+        names = dict.fromkeys(name for row in rows for name in row)
+        rows = [names | row for row in rows]
     found = [
         *multiple_choice(rows, fields),
         *_natural(rows, fields),

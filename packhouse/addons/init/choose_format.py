@@ -4,6 +4,7 @@ Each reading is tried on examples from the whole file, with the code of a real r
 rows that become conversations, bad rows, and fields whose text is not read.
 """
 
+import ast
 import hashlib
 import json
 import re
@@ -43,6 +44,7 @@ from packhouse.read import read_shard, scan_source
 from packhouse.read.chat_messages import WEIGHTS
 from packhouse.read.conversation_formats import is_transcript
 from packhouse.read.csv_files import DELIMITERS
+from packhouse.read.json_parsing import parse_text
 from packhouse.read.row_formats import MESSAGE_FIELDS, option_names, row_formats
 from packhouse.read.unread_fields import MIN_SHARE, is_media
 from packhouse.recipe import Recipe, SourceConfig, ValidateConfig
@@ -275,7 +277,8 @@ def propose(
         tried = _candidates(survey, layout, given, rules, folder)
         candidates = [each for each in tried if each.is_usable]
         is_rare = layout.num_rows <= _RARE * survey.num_rows
-        if (only := _only_one(candidates, survey)) is not None:
+        only = _only_one(candidates, survey)
+        if only is not None and not (only.unexplained and len(layouts) == 1):
             chosen.append(only)
             num_chosen += layout.num_rows
         elif is_rare and not any(each.reading.is_sure for each in candidates):
@@ -317,6 +320,15 @@ def propose(
             survey.file,
             f"its rows have {counted(len(layouts), 'shape')} that one source cannot read. "
             "Write each shape to a separate file.",
+        )
+    if left_out := {name: what for each in chosen for name, what in each.unexplained.items()}:
+        ignored = [*given.get("ignored_fields", ()), *left_out]
+        raise refusal(
+            survey.file,
+            f"{', '.join(f'{name!r} ({what})' for name, what in left_out.items())} would be left "
+            "out, and may matter. To leave it out, add "
+            f"{shlex.join(as_options({'ignored_fields': ignored}))}. To leave out some rows, use "
+            "`where` (docs/how-to/filter-and-reshape.md)",
         )
     settings = {**joined.settings, **given}
     samples = [each.trial.sample for each in chosen if each.trial.sample is not None]
@@ -447,17 +459,31 @@ def _candidates(
         if (more := with_context(reading, unread, layout.rows)) is not None:
             # The loop goes over `readings`, so the longer reading is tried, too.
             readings.append(more)
-    return sorted(found, key=lambda each: (len(each.trial.unread), not each.reading.is_sure))
-
-
-_LITERAL = re.compile(r"\s*(?:\[.*\]|\{\s*'.*\})\s*", re.DOTALL)
-"""A list of JSON or Python, or an object of Python, as text."""
+    return sorted(
+        found,
+        key=lambda each: (
+            *(len(each.trial.unread), not each.reading.is_sure),
+            "choices" not in each.reading.reads.values(),
+        ),
+    )
 
 
 def _are_literals(rows: Sequence[Any], reading: Reading) -> bool:
-    """Return True if a text of most rows is a list or object that a table cannot hold."""
-    texts = ([str(row.get(name) or "") for row in rows] for name in reading.reads)
-    return any(2 * sum(map(bool, map(_LITERAL.fullmatch, each))) > len(rows) for each in texts)
+    """Return True if texts of a table are lists, or objects of Python, that it cannot hold."""
+    texts = [name for name, ours in reading.reads.items() if ours not in MESSAGE_FIELDS]
+    return any(2 * sum(_is_literal(row.get(name)) for row in rows) > len(rows) for name in texts)
+
+
+def _is_literal(text: object) -> bool:
+    if not isinstance(text, str) or text.lstrip()[:1] not in ("[", "{"):
+        return False
+    value, _ = parse_text(text)
+    if value is not None:
+        return isinstance(value, list)
+    try:
+        return isinstance(ast.literal_eval(text.strip()), list | dict)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return False
 
 
 def _unexplained(
@@ -470,15 +496,18 @@ def _unexplained(
     rows = [row for row in rows if isinstance(row, dict)]
     left_out = {name for row in rows for name in row} - {*reading.reads}
     left_out -= {*option_names(left_out, SourceConfig(path="")).values()}
+    # The only number next to a text may be what a model should predict.
+    is_target = reading.settings["format"] == "text" and len(left_out) == 1
     decides = _are_ambiguous(trial)
     found = {}
     for name in sorted(left_out):
         held = survey.fields[name]
         is_same = held.has_few_values and len(held.values) < 2
-        may_decide = decides and not is_same and not ID_WORDS.intersection(words_of(name))
+        may_decide = decides or (is_target and held.kind == "number")
+        may_decide = may_decide and not is_same and not ID_WORDS.intersection(words_of(name))
         if (
             held.num_texts < MIN_SHARE * survey.num_rows
-            and (may_decide or not is_explained(name, held))
+            and (may_decide or not is_explained(name, held, survey.num_rows))
             and not all(_is_repeated(row, name, reading.reads) for row in rows if row.get(name))
         ):
             found[name] = explanation(name, held, survey.num_rows) or held.kind
@@ -489,30 +518,36 @@ def _are_ambiguous(trial: Trial) -> bool:
     """Return True if a fifth of the examples have the prompt of another one, but another answer."""
     talks = [] if trial.sample is None else trial.sample["messages"].to_pylist()
     answers: dict[str, set[str]] = {}
-    prompts = [json.dumps(talk[:-1]) for talk in talks]
-    for prompt, talk in zip(prompts, talks, strict=True):
+    prompts = [json.dumps(talk[:-1]) for talk in talks if len(talk) > 1]
+    for prompt, talk in zip(prompts, (talk for talk in talks if len(talk) > 1), strict=True):
         answers.setdefault(prompt, set()).add(json.dumps(talk[-1:]))
     return sum(len(answers[prompt]) > 1 for prompt in prompts) > 0.2 * len(talks)
 
 
+_NO = (False, None, "false", "no", "n")
+_FLAGS = (True, *_NO, "true", "yes", "y")
+
+
 def _flags_of_messages(rows: Sequence[Mapping[str, Any]], reading: Reading) -> dict[str, str]:
-    """Return keys of messages that are true in some and false in others, such as `mask`."""
-    found: dict[str, set[Any]] = {}
+    """Return keys that are true in some messages of a role and false in others, such as `mask`."""
+    found: dict[str, None] = {}
     for name in (name for name, ours in reading.reads.items() if ours == "messages"):
-        for message in (said for row in rows if isinstance(row[name], list) for said in row[name]):
-            for key in message if isinstance(message, dict) else ():
-                found.setdefault(f"{name}[].{key}", set()).add(json.dumps(message[key]))
-    flags = ({"true", "false"}, {"0", "1"})
-    return {
-        path: "true or false"
-        for path, values in found.items()
-        if values in flags and path.rpartition(".")[2] not in WEIGHTS
-    }
+        talks = [row[name] for row in rows if isinstance(row.get(name), list)]
+        said = [each for talk in talks for each in talk if isinstance(each, dict)]
+        for key in {key: None for each in said for key in each if key not in WEIGHTS}:
+            values = [each.get(key) for each in said]
+            if not all(isinstance(v, bool | int | str | None) and v in _FLAGS for v in values):
+                continue
+            roles = [str(each.get("role", each.get("from"))) for each in said]
+            told = {(role, value in _NO) for role, value in zip(roles, values, strict=True)}
+            if len(told) > len({*roles}):
+                found[f"{name}[].{key}"] = None
+    return dict.fromkeys(found, "true or false")
 
 
 def _is_repeated(row: Mapping[str, Any], name: str, reads: Iterable[str]) -> bool:
     """Return True for a value of several words that a field with one of the names contains."""
-    value, others = row[name], json.dumps([row.get(each) for each in reads])
+    value, others = row[name], json.dumps([row.get(each) for each in reads], default=str)
     return isinstance(value, str) and " " in value.strip() and json.dumps(value)[1:-1] in others
 
 
@@ -531,7 +566,7 @@ def _only_one(candidates: Sequence[Candidate], survey: Survey) -> Candidate | No
     sure = [each for each in candidates if each.reading.is_sure]
     structured = [each for each in sure if each.reading.settings["format"] != "text"]
     complete = [each for each in structured or sure if not each.trial.unread]
-    if not complete or complete[0].unexplained:
+    if not complete:
         return None
     first = complete[0]
     if any(each.reading.reads.keys() > first.reading.reads.keys() for each in candidates):

@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 from packhouse.addons.init.file_survey import Field
@@ -540,7 +541,9 @@ _CHOICES = ("choices", "options", "answers", "endings", "candidates", "choice")
 """Names of fields with all choices."""
 _RIGHT = frozenset("answer label correct answerkey gold target idx".split())
 """Words in names of fields that name the right choice, or hold its text."""
-_CHOICE_NAMES = re.compile(r"(?i)(?:option|choice|answer|opt|ending|sol)?[_ ]?([a-h]|[0-9])")
+_CHOICE_NAMES = re.compile(
+    r"(?i)(?:option|choice|answer|opt|ending|sol)?[\W_]*([a-z]|[0-9]{1,2})[\W_]*"
+)
 
 
 def multiple_choice(
@@ -558,21 +561,26 @@ def multiple_choice(
     texts = [n for n in texts_of(first, rows) if has_text(n, fields) and n not in read]
     asks = best_of(texts, [*QUESTION, *PLAIN])
     if asks is None and texts:  # such as `ctx` or `goal`
-        asks = max(texts, key=lambda name: sum(len(row[name] or "") for row in rows))
+        asks = max(texts, key=lambda name: sum(len(row.get(name) or "") for row in rows))
     if asks is None:
         return
-    others = [n for n in first if n not in (asks, *read) and type(first[n]) in (str, int)]
+    others = [name for name in first if name not in (asks, *read)]
+    is_found = False
     for name in sorted(others, key=lambda name: _RIGHT.isdisjoint(words_of(name))):
         is_right = not _RIGHT.isdisjoint(words_of(name))
-        values = fields[name].values if name in fields else Counter(row[name] for row in rows)
-        numbers = _numbers_of(name, values, most) if values else []
+        said = [row[name] for row in rows if row.get(name) is not None]
+        values = (fields[name].values if name in fields else None) or dict.fromkeys(map(str, said))
+        if not said or not {*map(type, said)} <= {str, int} or (is_found and not is_right):
+            continue
+        numbers = _numbers_of(name, values, most)
         # A letter such as E of four choices says that none is right.
         is_letter = not numbers and all(re.fullmatch("[A-Z]", str(value)) for value in values)
         if (not is_right and not numbers) or ID_WORDS & {*words_of(name)} - {"index"}:
             continue
         if not numbers and not is_letter:
-            if not all(row[name] in texts for row, texts in zip(rows, of_rows, strict=True)):
+            if not all(row.get(name) in each for row, each in zip(rows, of_rows, strict=True)):
                 continue
+        is_found = True
         letter = "chr(CAST(64 + i AS INTEGER))"
         letters = f"list_transform({choices}, lambda text, i: {letter} || '. ' || text)"
         asked = f"{sql(asks)} || chr(10) || array_to_string({letters}, chr(10))"
@@ -602,11 +610,15 @@ def _choices(rows: Sequence[dict[str, Any]]) -> tuple[str, list[str], list[list[
     name = next((n for n in _CHOICES if isinstance(rows[0].get(n), list | dict)), "")
     inside: Any = rows[0].get(name)
     owners: list[Any] = [row.get(name) for row in rows]
-    path, read = sql(name), [name]
+    path, read, labels = sql(name), [name], list[Any]()
     if isinstance(inside, dict) and "text" in inside:
-        owners, path = [each and each.get("text") for each in owners], f'{path}."text"'
+        labels = [each.get("label") if isinstance(each, dict) else None for each in owners]
+        owners = [each.get("text") if isinstance(each, dict) else None for each in owners]
+        path = f'{path}."text"'
     elif isinstance(inside, list) and inside and isinstance(inside[0], dict):
-        owners = [each and [dict(one).get("text") for one in each] for each in owners]
+        ones = [[o if isinstance(o, dict) else {} for o in each or ()] for each in owners]
+        labels = [[one.get("label") for one in each] for each in ones]
+        owners = [[one.get("text") for one in each] for each in ones]
         path = f'list_transform({path}, lambda c: c."text")'
     elif not isinstance(inside, list):
         is_object = isinstance(inside, dict)
@@ -617,16 +629,28 @@ def _choices(rows: Sequence[dict[str, Any]]) -> tuple[str, list[str], list[list[
             names = [n for n in inside if isinstance(inside[n], str) and stems[n[:-1]] > 2]
         if len(names) < 2:
             return None
+        names.sort(key=lambda name: (len(name), name))
         read = read if is_object else names
         parts = [f"{path}.{sql(each)}" if is_object else sql(each) for each in names]
         path = f"[{', '.join(parts)}]"
-        owners = [each and [each.get(one) for one in names] for each in owners]
+        owners = [
+            [each.get(one) for one in names] if isinstance(each, dict) else None for each in owners
+        ]
+    if not all(map(_are_in_order, labels)):
+        return None
     if all(isinstance(texts, list) and {*map(type, texts)} <= {str} for texts in owners):
         return path, read, owners
     return None
 
 
-_NAMED_CHOICE = r"(?i)^\W*(?:option|choice|answer)?\W*([a-h]|\d{1,2})\W*$"
+def _are_in_order(labels: Any) -> bool:
+    """Return True for no labels, or A, B, C and so on, or numbers from 1."""
+    said = [str(each) for each in labels or () if each is not None]
+    letters, numbers = (chr(65 + n) for n in range(26)), map(str, range(1, 27))
+    return any(said == [*islice(known, len(said))] for known in (letters, numbers))
+
+
+_NAMED_CHOICE = r"(?i)^\W*(?:option|choice|answer)?\W*([a-z]|\d{1,2})(?:\.0)?\W*$"
 """An answer that only names a choice, such as `2`, `B`, `(b)` and `option 2`."""
 
 
@@ -636,18 +660,19 @@ def _numbers_of(name: str, values: Iterable[Any], most: int) -> list[str]:
     Return none if the values are not all numbers, or letters, of choices; two if they may be
     counted from 0 or from 1.
     """
-    if not all(re.search(_NAMED_CHOICE, str(value)) for value in values):
+    is_number = all(type(value) is int for value in values)
+    if not all(re.search(_NAMED_CHOICE, str(value)) and str(value)[:1] != "-" for value in values):
         return []
     known = {re.sub(_NAMED_CHOICE, r"\1", str(value)).upper() for value in values}
-    is_number = all(type(value) is int for value in values)
     mark = sql(name) if is_number else f"regexp_extract({sql(name)}, '{_NAMED_CHOICE}', 1)"
     letter = f"ascii(upper({mark})) - 64"
     numbers = {int(each) for each in known if each.isdigit()}
     if not known <= {chr(65 + n) for n in range(most)} | {*map(str, range(most + 1))}:
         return []
     if len(numbers) < len(known):  # ARC names choices by letters, and by numbers in some rows
-        return [f"coalesce(TRY_CAST({mark} AS INTEGER), {letter})" if numbers else letter]
+        mixed = [] if 0 in numbers else [f"coalesce(TRY_CAST({mark} AS INTEGER), {letter})"]
+        return mixed if numbers else [letter]
     number = mark if is_number else f"CAST({mark} AS INTEGER)"
     # Of three choices, 0 to 1 counts from 0, and 1 to 3 from 1. With 1 to 2, both are possible.
-    starts = [0] * (max(numbers) < most) + [1] * (min(numbers) > 0)
+    starts = [start for start in (0, 1) if start <= min(numbers) and max(numbers) < most + start]
     return [number if start else f"{number} + 1" for start in starts]

@@ -43,18 +43,27 @@ LABEL_WORDS = ID_WORDS | frozenset(
 )
 """Words in names of ids, sources, categories and other metadata."""
 _MEASURES = frozenset(
-    "meta unnamed idx timestamp created updated modified year version seed temperature token "
-    "tokens chars words size duration perplexity confidence quality similarity cluster embedding "
-    "md5 sha sha256 hexsha checksum moderation".split()
+    "meta unnamed idx i row line n pos offset page chunk batch epoch iteration qid pid docid guid "
+    "key timestamp datetime ts created updated modified published fetched crawled year version "
+    "seed temperature top p k penalty token tokens chars words sentences turns bytes size duration "
+    "latency ms cost price usage finish perplexity ppl loss logprob confidence quality similarity "
+    "views likes upvotes votes priority cluster embedding md5 sha sha1 sha256 hexsha simhash "
+    "minhash etag digest checksum moderation user username worker annotator provider engine "
+    "generator repo branch commit corpus collection config country region locale format".split()
 )
-"""Words in names of numbers about a row."""
+"""Words in names of what is counted, measured or recorded about a row."""
 _MEANINGS = frozenset(
     "answer label correct gold right wrong best chosen preferred winner target option choice turn "
-    "turns step round utterance image images audio video picture photo".split()
+    "step round utterance image images audio video picture photo".split()
 )
 """Words in names of fields that say something about the answer, or hold a part of the row."""
-_TALKS = frozenset("chat conversation dialog dialogue message session thread".split())
+_TALKS = frozenset("chat conversation conv convo dialog dialogue message session thread".split())
 """Words in names of ids that several rows share if each row is one turn of a conversation."""
+_VERDICTS = frozenset("score quality level confidence similarity votes key i n".split())
+_VERDICT_VALUES = (
+    GOOD | BAD | GOOD_ANSWER | BAD_ANSWER | frozenset("pass passed fail failed safe unsafe".split())
+) | frozenset("factual hallucinated harmful harmless win lose denied yes no y n true false".split())
+"""Words in values that may call an answer good or bad."""
 ORIGIN_WORDS = LABEL_WORDS - frozenset(
     "type kind category categories topic subject domain tag tags level difficulty score".split()
 )
@@ -227,9 +236,7 @@ def rank_of(name: str, known: Sequence[str]) -> int | None:
     # Not `prompt_id` or `rejected_answer`.
     if len(words) < 2 or (LABEL_WORDS | BAD).intersection(words):
         return None
-    # `gtm_prompt` of file 2012 asks, but `system_prompt` does not.
-    is_asked = "prompt" in known and not {*SYSTEM}.intersection(words)
-    while len(words) > 1 and words[-1] in _FILLERS and not (is_asked and words[-1] == "prompt"):
+    while len(words) > 1 and words[-1] in _FILLERS:
         words.pop()
     is_known = len(words[-1]) > 1 and words[-1] in known  # not the `a` of `candidate_a`
     return len(known) + known.index(words[-1]) if is_known else None
@@ -271,30 +278,33 @@ def empty_answers(fields: Mapping[str, Field]) -> list[str]:
     return answers if is_empty else []
 
 
-def is_explained(name: str, held: Field) -> bool:
+def is_explained(name: str, held: Field, num_rows: int) -> bool:
     """Return True for a field that is empty, constant, an id, a source, a category or a measure.
 
     The name decides, since values tell too little: `is_safe` may call answers bad, `opa` may be
-    what an answer `A` names, and `numbers` may belong to the question.
+    what an answer `A` names, and `numbers` may belong to the question. But values such as `pass`
+    and `fail` are a verdict, whatever the name.
 
     Example:
         >>> from collections import Counter
         >>> held = Field(Counter({"number": 2}), values=Counter([0, 1]))
-        >>> [is_explained(name, held) for name in ("row_id", "is_safe", "correct_answer_id")]
+        >>> [is_explained(name, held, 2) for name in ("row_id", "is_safe", "correct_answer_id")]
         [True, False, False]
     """
-    words, num_values = {*words_of(name)}, len(held.values)
-    if explanation(name, held, 1) == "empty":
+    words, num_values, number = {*words_of(name)}, len(held.values), held.values.total()
+    if explanation(name, held, 1) == "empty" or held.kind in ("date", "datetime", "bytes"):
         return True
     # The same value in all rows, but no text such as `eggs; milk`.
-    is_plain = re.fullmatch(r"[\w.:/ -]*", str(next(iter(held.values), "")))
-    if num_values == 1 and is_plain and held.values.total() == held.kinds.total():
-        return True
-    if words & _TALKS and num_values < held.values.total():
+    if num_values == 1 and number == num_rows:
+        if re.fullmatch(r"[\w.:/ -]*", str(next(iter(held.values)))):
+            return True
+    if words & _TALKS and num_values < number:
         return False  # each row may be one turn
-    is_verdict = num_values == 2 < held.values.total() / 2 and held.kind != "text"
-    if is_verdict and not words & ID_WORDS:
-        return False  # such as a score of 0 or 1
+    if 1 < num_values < 5 and num_values < number / 2 and not words & ID_WORDS:
+        said = {str(value).lower() for value in held.values}
+        are_two = num_values == 2 and all(re.fullmatch(r"-?[\d.]+", each) for each in said)
+        if (are_two and words & _VERDICTS) or any(_VERDICT_VALUES & {*words_of(v)} for v in said):
+            return False
     return bool(words & (LABEL_WORDS | _MEASURES)) and not words & _MEANINGS
 
 

@@ -835,6 +835,29 @@ def test_fields_whose_names_explain_them_are_ignored(project):
     check(project.prepare(), TALKS)
 
 
+def test_a_flag_that_is_rarely_true_is_asked_about(project):
+    rows = [
+        {"prompt": f"{n} + 1?", "response": f"It is {n + 1}.", "is_harmful": n == 1234}
+        for n in range(3000)
+    ]
+    Path("a.jsonl").write_bytes(lines(rows))
+
+    code, said = project.init("a.jsonl")
+
+    assert (code, "leaves out is_harmful (true or false)" in said) == (7, True), said
+
+
+def test_plain_texts_do_not_share_a_prompt(project):
+    rows = [
+        {"text": t.answer, "url": f"of/{n}", "lang": "en-fr"[n % 5]} for n, t in enumerate(TALKS)
+    ]
+    Path("a.jsonl").write_bytes(lines(rows))
+
+    code, said = project.init("a.jsonl")
+
+    assert code == 0, said
+
+
 def test_two_rows_with_two_numbers_have_no_verdict(project):
     rows = [row | {"n_tokens": n} for n, row in enumerate(named("prompt", "response")[:2])]
     Path("a.jsonl").write_bytes(lines(rows))

@@ -505,10 +505,11 @@ def _unexplained(
         is_same = held.has_few_values and len(held.values) < 2
         may_decide = decides or (is_target and held.kind == "number")
         may_decide = may_decide and not is_same and not ID_WORDS.intersection(words_of(name))
+        filled = [row for row in rows if row.get(name) not in (None, "")]
         if (
             held.num_texts < MIN_SHARE * survey.num_rows
             and (may_decide or not is_explained(name, held, survey.num_rows))
-            and not all(_is_repeated(row, name, reading.reads) for row in rows if row.get(name))
+            and not (filled and all(_is_repeated(row, name, reading.reads) for row in filled))
         ):
             found[name] = explanation(name, held, survey.num_rows) or held.kind
     return found | _flags_of_messages(rows, reading)
@@ -517,9 +518,10 @@ def _unexplained(
 def _are_ambiguous(trial: Trial) -> bool:
     """Return True if a fifth of the examples have the prompt of another one, but another answer."""
     talks = [] if trial.sample is None else trial.sample["messages"].to_pylist()
+    talks = [talk for talk in talks if len(talk) > 1]  # not plain texts
     answers: dict[str, set[str]] = {}
-    prompts = [json.dumps(talk[:-1]) for talk in talks if len(talk) > 1]
-    for prompt, talk in zip(prompts, (talk for talk in talks if len(talk) > 1), strict=True):
+    prompts = [json.dumps(talk[:-1]) for talk in talks]
+    for prompt, talk in zip(prompts, talks, strict=True):
         answers.setdefault(prompt, set()).add(json.dumps(talk[-1:]))
     return sum(len(answers[prompt]) > 1 for prompt in prompts) > 0.2 * len(talks)
 

@@ -803,6 +803,7 @@ MAY_MATTER = {
     "correct_id (numbers)": lambda n, t: {"correct_id": n % 4},
     "is_train (true or false)": lambda n, t: {"is_train": n != 3},
     "dialogue_id (4 different short values)": lambda n, t: {"dialogue_id": f"d{n // 3}"},
+    "category (2 different short values)": lambda n, t: {"category": ["safe", "unsafe"][n % 2]},
     "unit (1 different short value)": lambda n, t: {"unit": "sums(a INT)"},
 }
 
@@ -890,8 +891,32 @@ def test_flags_of_messages_that_nothing_reads_are_asked_about(key, project):
     assert (code, f"leaves out messages[].{key} (true or false)" in said) == (7, True), said
 
 
-def test_lists_written_into_a_table_are_asked_about(project):
-    rows = [{"question": t[0], "answer": str([t[1]])} for t in TALKS]
+def test_flags_of_messages_that_are_weights_are_not_asked_about(project):
+    talks = [[*chats_of(t), *chats_of(t)] for t in TALKS]
+    talks = [[said | {"weight": int(n > 1)} for n, said in enumerate(talk)] for talk in talks]
+    Path("a.jsonl").write_bytes(lines([{"messages": talk} for talk in talks]))
+
+    code, said = project.init("a.jsonl")
+
+    assert code == 0, said
+
+
+def test_a_flag_that_only_bad_rows_have_is_not_left_out_without_a_question(project):
+    rows = [
+        row | ({"unsafe": True} if n % 2 else {})
+        for n, row in enumerate(named("prompt", "response"))
+    ]
+    Path("a.jsonl").write_bytes(lines(rows))
+
+    code, said = project.init("a.jsonl")
+
+    assert code != 0
+    assert "'unsafe' (true or false) would be left out" in " ".join(said.split())
+
+
+@pytest.mark.parametrize("written", [str, json.dumps])
+def test_lists_written_into_a_table_are_asked_about(written, project):
+    rows = [{"question": t[0], "answer": written([t[1]])} for t in TALKS]
     Path("b.tsv").write_bytes(table(rows, "\t"))
 
     code, said = project.init("b.tsv")

@@ -10,7 +10,7 @@ is the only one based on known field names and leaves no text unread; otherwise 
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
 from typing import Any
@@ -52,6 +52,7 @@ from packhouse.addons.init.reading import (
     holds_letters,
     is_class,
     is_tag,
+    is_told,
     names_like,
     rank_of,
     read_as,
@@ -533,19 +534,12 @@ def _with_topics(
         if name in reading.reads or not (LABEL_WORDS - ORIGIN_WORDS) & {*words_of(name)}:
             continue
         num_told = sum(
-            _is_told(row, name, reading.trained) and not _is_told(row, name, prompts)
-            for row in rows
+            is_told(row, name, reading.trained) and not is_told(row, name, prompts) for row in rows
         )
         if num_told >= max(2, 0.05 * len(rows)):
             unsure = replace(reading, is_sure=False)
             return [_in_prompt(unsure, name), unsure]
     return [reading]
-
-
-def _is_told(row: Mapping[str, Any], name: str, others: Iterable[str]) -> bool:
-    """Return True if a value of several words occurs in another field of its row."""
-    value = str(row.get(name) or "").strip().lower()
-    return " " in value and any(value in str(row.get(other)).lower() for other in others)
 
 
 _CONTEXT_OF = {"alpaca": "input", "dolly": "context", "question_answer": "context"}

@@ -10,7 +10,7 @@ import json
 import re
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -36,6 +36,7 @@ from packhouse.addons.init.reading import (
     is_likely_answer,
     is_metadata,
     is_reasoning,
+    is_told,
     words_of,
 )
 from packhouse.addons.init.turns_in_texts import SPEAKER_MARKS, marks_in, marks_left
@@ -509,7 +510,7 @@ def _unexplained(
         if (
             held.num_texts < MIN_SHARE * survey.num_rows
             and (may_decide or not is_explained(name, held, survey.num_rows))
-            and not (filled and all(_is_repeated(row, name, reading.reads) for row in filled))
+            and not (filled and all(is_told(row, name, reading.reads) for row in filled))
         ):
             found[name] = explanation(name, held, survey.num_rows) or held.kind
     return found | _flags_of_messages(rows, reading)
@@ -532,7 +533,7 @@ _FLAGS = (True, *_NO, "true", "yes", "y")
 
 def _flags_of_messages(rows: Sequence[Mapping[str, Any]], reading: Reading) -> dict[str, str]:
     """Return keys that are true in some messages of a role and false in others, such as `mask`."""
-    found: dict[str, None] = {}
+    found: dict[str, str] = {}
     for name in (name for name, ours in reading.reads.items() if ours == "messages"):
         talks = [row[name] for row in rows if isinstance(row.get(name), list)]
         said = [each for talk in talks for each in talk if isinstance(each, dict)]
@@ -543,14 +544,8 @@ def _flags_of_messages(rows: Sequence[Mapping[str, Any]], reading: Reading) -> d
             roles = [str(each.get("role", each.get("from"))) for each in said]
             told = {(role, value in _NO) for role, value in zip(roles, values, strict=True)}
             if len(told) > len({*roles}):
-                found[f"{name}[].{key}"] = None
-    return dict.fromkeys(found, "true or false")
-
-
-def _is_repeated(row: Mapping[str, Any], name: str, reads: Iterable[str]) -> bool:
-    """Return True for a value of several words that a field with one of the names contains."""
-    value, others = row[name], json.dumps([row.get(each) for each in reads], default=str)
-    return isinstance(value, str) and " " in value.strip() and json.dumps(value)[1:-1] in others
+                found[f"{name}[].{key}"] = "true or false"
+    return found
 
 
 def _media_advice(some_have_none: bool) -> str:

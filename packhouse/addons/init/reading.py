@@ -1,5 +1,6 @@
 """A reading of a file's rows, and what the names and values of its fields suggest."""
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -195,6 +196,13 @@ def texts_of(names: Iterable[str], rows: Sequence[Any]) -> list[str]:
         if all(isinstance(row.get(name), str | None) for row in rows)
         and any(str(row.get(name) or "").strip() for row in rows)
     ]
+
+
+def is_told(row: Mapping[str, Any], name: str, others: Iterable[str]) -> bool:
+    """Return True if a value of several words occurs in another field of its row."""
+    value = json.dumps(str(row.get(name) or "").strip())[1:-1].lower()
+    texts = json.dumps([row.get(other) for other in others], default=str).lower()
+    return " " in value and value in texts
 
 
 def is_class(name: str, *more: str) -> bool:

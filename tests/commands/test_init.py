@@ -340,7 +340,7 @@ ASKED: dict[str, tuple[Callable[[int, Talk], dict[str, Any]], int, list[Talk]]] 
         "content": f"Please tell me: {t[0]}", "output": t[1]}, 1, TALKS),
     "topics that answers repeat": (lambda n, t: {"topic": f"Sums of the {'abc'[n % 3]}s",
         "instruction": "Tell me!", "input": t[0], "output": f"Sums of the {'abc'[n % 3]}s? {t[1]}"},
-        1, [Talk(f"Tell me!\nSums of the {'abc'[n % 3]}s\n{t[0]}",
+        2, [Talk(f"Tell me!\nSums of the {'abc'[n % 3]}s\n{t[0]}",
         f"Sums of the {'abc'[n % 3]}s? {t[1]}") for n, t in enumerate(TALKS)]),
     "a context of any name next to a question": (lambda n, t: {"question": f"Which one, {n}?",
         "quote": f"Please tell me: {t[0]}", "gold_answer": t[1]}, 1, TALKS),
@@ -1826,7 +1826,12 @@ def test_a_field_that_repeats_the_text_is_ignored(project):
             "winner": "ab"[n % 2],
         },
         lambda n, t: {"request": t[0], "better_output": t[1], "worse_output": bad(t)},
-        lambda n, t: {"prompt": "Add!", "context": t[0], "chosen": t[1], "rejected": "?"},
+        lambda n, t: {
+            "prompt": "Add!",
+            "context": f"It rains today. {t[0]}",
+            "chosen": t[1],
+            "rejected": "?",
+        },
     ],
 )
 def test_of_a_preference_the_better_answers_are_trained(row, project):

@@ -34,7 +34,6 @@ from packhouse.addons.init.reading import (
     GOOD,
     GOOD_ANSWER,
     ID_WORDS,
-    LABEL_WORDS,
     LIKELY_ANSWER,
     LIKELY_QUESTION,
     MAX_EMPTY,
@@ -51,8 +50,6 @@ from packhouse.addons.init.reading import (
     has_text,
     holds_letters,
     is_class,
-    is_tag,
-    is_told,
     names_like,
     rank_of,
     read_as,
@@ -121,7 +118,6 @@ def readings_of(layout: Layout, fields: Mapping[str, Field]) -> list[Reading]:
     if {"chosen", "rejected"} <= rows[0].keys():
         # In file 1758, whose prompts contain marks, `rejected` was offered as the context.
         found = [each for each in found if {"chosen", "messages"} & {*each.reads.values()}]
-    found = [_with_context(each, rows) for each in found]
     found += [text for each in found for text in _without_prompt(each, rows)]
     # Of file 742, a description was offered as the question, and the messages were left out.
     if asked := questions_in(rows):
@@ -141,12 +137,7 @@ def readings_of(layout: Layout, fields: Mapping[str, Field]) -> list[Reading]:
         )
         if not is_less and not any(dict(each.reads) == dict(d.reads) for d in different):
             different.append(each)
-    # `_with_topics` comes first: it takes only readings without `select` and `where`, which the
-    # others add.
-    varied = (
-        *(_with_topics, _with_short_contexts, _with_verdicts, with_speakers),
-        *(with_talks, with_headings, with_ends, _with_splits),
-    )
+    varied = (_with_verdicts, with_speakers, with_talks, with_headings, with_ends, _with_splits)
     different = [
         replace(each, is_guess=not each.is_sure and "choices" not in each.reads.values())
         for each in different
@@ -204,7 +195,7 @@ def _natural(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Ite
             # The context of a question and the reasoning of an answer, if the format reads them.
             texts = texts_of([n for n in rows[0] if n not in names.values()], rows)
             beside = {"reasoning": best_of(texts, REASONING)}
-            contexts = [each for each in texts if each.lower() in CONTEXT]
+            contexts = [n for n in texts if n.lower() in CONTEXT and has_text(n, fields)]
             if "context" not in names and len(contexts) == 1:
                 beside["context"] = contexts[0]
             more = {part: each for part, each in beside.items() if each and part in known.optional}
@@ -276,8 +267,8 @@ def _pairs(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Itera
         # If `text1` and `text2` come with a score (file 78), neither is an answer to the other.
         stems = Counter(re.sub(r"[\W_]*\d$", "", name) for name in texts)
         texts = [name for name in texts if stems[re.sub(r"[\W_]*\d$", "", name)] == 1]
-    # File 841 has the same tag as context in every row.
-    texts = [name for name in texts if name.lower() not in CONTEXT or not is_tag(name, fields)]
+    # A short one may be the source of the answer, as in file 931: `with_context` offers it.
+    texts = [name for name in texts if name.lower() not in CONTEXT or has_text(name, fields)]
     # Ids, labels and system prompts neither ask nor answer. A rejected answer does not ask: one of
     # the five ways for file 289 asked with it.
     free = [
@@ -484,64 +475,6 @@ def _with_splits(
     return [reading]
 
 
-def _with_context(reading: Reading, rows: Sequence[dict[str, Any]]) -> Reading:
-    """Return a preference reading with the context in its prompt, if the prompt lacks it."""
-    names = {ours: theirs for theirs, ours in reading.reads.items()}
-    texts = texts_of(rows[0], rows)
-    # File 237 was read without the context that its chosen answers repeat.
-    contexts = [name for name in texts if name.lower() in CONTEXT and name not in reading.reads]
-    if (
-        reading.settings["format"] != "preference"
-        or names.keys() - {"rejected", "system"} != {"prompt", "chosen"}
-        or not {names["prompt"], names["chosen"]} <= {*texts}
-        or len(contexts) != 1
-        or all(str(row[contexts[0]] or "") in str(row[names["prompt"]]) for row in rows)
-    ):
-        return reading
-    return _in_prompt(reading, contexts[0])
-
-
-def _in_prompt(reading: Reading, name: str) -> Reading:
-    """Return a reading that adds a field to the prompt, on a separate line."""
-    assert reading.prompt is not None
-    select = {ours: sql(theirs) for theirs, ours in reading.reads.items()}
-    # DuckDB's `concat_ws` skips NULL, so an empty field adds no line.
-    both = f"concat_ws(chr(10), {sql(reading.prompt)}, nullif({sql(name)}, ''))"
-    select[reading.reads[reading.prompt]] = both
-    reads = {**reading.reads, name: "context"}
-    row_format = reading.settings["format"]
-    return read_as(row_format, reads, is_sure=reading.is_sure, select=select)
-
-
-def _with_topics(
-    reading: Reading, rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]
-) -> list[Reading]:
-    """Return a reading, or two if answers repeat a topic of several words that prompts lack.
-
-    Only the first reads the topic. It takes 5% of the rows: of 180 public files, one had such
-    answers, in 8% of its rows, and the next most had 1%.
-
-    Example:
-        >>> row = {"topic": "Warm seas", "ask": "Why?", "output": "Warm seas rise."}
-        >>> found = readings_of(Layout(2, list(enumerate([row, row]))), {})
-        >>> [list(each.reads) for each in found]
-        [['ask', 'output', 'topic'], ['ask', 'output']]
-    """
-    if reading.prompt is None or reading.settings.keys() - {"format", "fields"}:
-        return [reading]
-    prompts = reading.reads.keys() - reading.trained
-    for name in texts_of(rows[0], rows):
-        if name in reading.reads or not (LABEL_WORDS - ORIGIN_WORDS) & {*words_of(name)}:
-            continue
-        num_told = sum(
-            is_told(row, name, reading.trained) and not is_told(row, name, prompts) for row in rows
-        )
-        if num_told >= max(2, 0.05 * len(rows)):
-            unsure = replace(reading, is_sure=False)
-            return [_in_prompt(unsure, name), unsure]
-    return [reading]
-
-
 _CONTEXT_OF = {"alpaca": "input", "dolly": "context", "question_answer": "context"}
 """Field for a question's context, by format."""
 
@@ -585,34 +518,26 @@ def with_context(
         row_format, ours = "question_answer", {"prompt": "question", "completion": "answer"}
         reads = {theirs: ours.get(role, role) for theirs, role in reads.items()}
         fields = {role: theirs for theirs, role in reads.items() if not role.startswith("split")}
-    context = _CONTEXT_OF.get(row_format)
-    if context is None or context in reads.values() or rank_of(name, ANSWER) is not None:
+    role = _CONTEXT_OF.get(row_format)
+    select = {ours: sql(theirs) for theirs, ours in reads.items()}
+    text, prompt = as_text(name, rows), reading.prompt or ""
+    more = {**reads, name: role or "context"}
+    if rank_of(name, ANSWER) is not None:
         return None
-    reads[name] = context
-    if (text := as_text(name, rows)) != sql(name):  # passages of file 787, in a list
-        select = {ours: sql(theirs) for theirs, ours in reads.items()} | {context: text}
-        return replace(read_as(row_format, reads, select=select), is_guess=reading.is_guess)
-    return replace(
-        reading,
-        settings={**reading.settings, "format": row_format, "fields": {**fields, context: name}},
-        reads=reads,
-        is_sure=False,
-    )
-
-
-def _with_short_contexts(
-    reading: Reading, rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]
-) -> list[Reading]:
-    """Return a reading, or two if its context may be the source of the answer, as in file 931."""
-    role = {ours: theirs for theirs, ours in reading.reads.items()}
-    name, named = role.get("context"), dict(reading.settings.get("fields", {}))
-    if named.pop("context", None) is None or name is None or has_text(name, fields):
-        return [reading]
-    reads = {theirs: ours for theirs, ours in reading.reads.items() if theirs != name}
-    settings = {key: value for key, value in reading.settings.items() if key != "fields"}
-    settings |= {"fields": named} if named else {}
-    without = replace(reading, settings=settings, reads=reads, is_sure=False)
-    return [without, replace(reading, is_sure=False)]
+    if role is not None and role not in select and text == sql(name):
+        settings = {**reading.settings, "format": row_format, "fields": {**fields, role: name}}
+        return replace(reading, settings=settings, reads=more, is_sure=False)
+    if role is not None and role not in select:  # passages of file 787, in a list
+        select[role] = text
+    elif texts_of([prompt], rows):
+        # DuckDB's `concat_ws` skips NULL, so an empty field adds no line.
+        select[reads[prompt]] = f"concat_ws(chr(10), {sql(prompt)}, nullif({text}, ''))"
+    else:
+        return None
+    is_sure = row_format == "preference" and name.lower() in CONTEXT and reading.is_sure
+    where = reading.settings.get("where")
+    made = read_as(row_format, more, is_sure=is_sure, select=select, where=where)
+    return replace(made, is_guess=reading.is_guess)
 
 
 def _with_verdicts(

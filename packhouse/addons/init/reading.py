@@ -158,12 +158,6 @@ def has_text(name: str, fields: Mapping[str, Field]) -> bool:
     )
 
 
-def is_tag(name: str, fields: Mapping[str, Field]) -> bool:
-    """Return True if a field has the same value in several rows, and no text."""
-    held = fields.get(name, Field())
-    return held.kinds["text"] > 1 == len(held.values) and not has_text(name, fields)
-
-
 def sql(name: str) -> str:
     """Return SQL for the field of a name."""
     return '"' + name.replace('"', '""') + '"'

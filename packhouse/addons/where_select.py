@@ -637,7 +637,10 @@ def parse_expression(connection: Any, text: str, functions: frozenset[str]) -> P
         if tree.get("error"):
             said = str(tree.get("error_message", "")).splitlines()[0]
             what = "it is not an expression" if "Only SELECT" in said else said
-            raise ConfigError(f"{what}. Write one expression over the row's columns")
+            raise ConfigError(
+                f"{what}. Write one expression over the row's columns. Put a name that SQL "
+                'reserves, such as "order", in double quotes'
+            )
     statements = tree["statements"]
     node = statements[0]["node"] if len(statements) == 1 else {}
     selected = node.get("select_list", [])

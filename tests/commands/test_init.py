@@ -154,6 +154,7 @@ RIGHT: dict[str, tuple[Any, ...]] = {
     "alpaca in an array": ("data.json", dumped(named("instruction", "output", input=""))),
     "alpaca with a history": ("a.jsonl", lines(named("instruction", "output", history=[]))),
     "query and answer": ("a.jsonl", lines(named("query", "answer"))),
+    "input text and output as JSON": ("a.jsonl", lines(named("input_text", "output_json"))),
     "categories next to the rows": ("a.json", dumped({"rows": named("question", "answer"),
         "kinds": [{"id": n, "name": f"Sums, {n} of it"} for n in range(20)]})),
     "plural names": ("a.jsonl", lines(named("Questions", "Answers"))),
@@ -798,8 +799,8 @@ MAY_MATTER = {
     "score (numbers)": lambda n, t: {"score": n % 2},
     "verdict (2 different short values)": lambda n, t: {"verdict": ["pass", "fail"][n % 2]},
     "numbers (short values)": lambda n, t: {"numbers": f"{n} {n}"},
-    "cells (no text: objects)": lambda n, t: {"cells": {"a": [n], "b": [2 * n]}},
-    "of (no text: lists)": lambda n, t: {"of": [{"is": "a"}, {"is": "b"}]},
+    "cells (objects with little or no text)": lambda n, t: {"cells": {"a": [n], "b": [2 * n]}},
+    "of (lists with little or no text)": lambda n, t: {"of": [{"is": "a"}, {"is": "b"}]},
     "correct_id (numbers)": lambda n, t: {"correct_id": n % 4},
     "is_train (true or false)": lambda n, t: {"is_train": n != 3},
     "dialogue_id (4 different short values)": lambda n, t: {"dialogue_id": f"d{n // 3}"},
@@ -1368,7 +1369,7 @@ def test_a_ground_truth_may_be_the_answer(project):
 
 def test_the_advice_joins_several_fields_and_parts_of_objects_with_sql(project):
     rows = [
-        {"sym": f"It hurts, {t.question}", "note": f"Note on {t.question}", "reply": t.answer}
+        {"sym": f"It hurts, {t.question}", "order": f"Note on {t.question}", "reply": t.answer}
         | {"about": {"who": f"my mother {n}"}}
         for n, t in enumerate(TALKS)
     ]
@@ -1377,14 +1378,15 @@ def test_the_advice_joins_several_fields_and_parts_of_objects_with_sql(project):
     _, said = project.init("a.jsonl")
     advised = re.search(r"select='(.*?)'", " ".join(said.split()))
     assert advised, said
-    parts = advised[1].replace("FIELD.NAME", "about.who").replace("FIELD, ", "sym, note, ")
+    assert r'\"FIELD\" for a name that SQL reserves' in " ".join(said.split())
+    parts = advised[1].replace("FIELD.NAME", "about.who").replace("FIELD, ", 'sym, \\"order\\", ')
     select = parts.replace('"answer": "FIELD"', '"answer": "reply"')
     code, said = project.init(
         "a.jsonl", "--set", "format=question_answer", "--set", f"select={select}"
     )
 
     assert code == 0, said
-    asked = f"{rows[0]['sym']}\n{rows[0]['note']}\nmy mother 0"
+    asked = f"{rows[0]['sym']}\n{rows[0]['order']}\nmy mother 0"
     assert asked in said, said
 
 

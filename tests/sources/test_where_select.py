@@ -206,6 +206,16 @@ def test_an_expression_alone_in_a_list_is_that_expression():
     assert SourceConfig(path="r", where=["n > 1"]) == SourceConfig(path="r", where="n > 1")
 
 
+def test_names_that_sql_reserves_are_read_in_quotes_as_the_error_says(read_bytes):
+    rows = lines([{"order": "Why?", "end": "So."}])
+    with pytest.raises(ConfigError, match=r'such as "order", in double quotes'):
+        read_bytes(rows, select={"prompt": "order", "completion": '"end"'})
+
+    found = read_bytes(rows, select={"prompt": '"order"', "completion": '"end"'})
+
+    assert found.texts == [[("user", "Why?"), ("assistant", "So.")]]
+
+
 @pytest.mark.parametrize(
     ("values", "where", "kept"),
     [

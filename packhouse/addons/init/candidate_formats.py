@@ -46,7 +46,6 @@ from packhouse.addons.init.reading import (
     Reading,
     as_text,
     best_of,
-    explanation,
     has_text,
     holds_letters,
     is_class,
@@ -279,19 +278,12 @@ def _pairs(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Itera
         and not is_class(name)
         and not BAD & {*words_of(name)}
     ]
-    # With few values, `source` says where rows come from. In file 149, texts were shown as answers
-    # to it.
-    if (held := fields.get("source")) and explanation("source", held, held.kinds.total()):
-        free = [name for name in free if name != "source"]  # not the source of a translation
     asking, answering = names_like(free, QUESTION), names_like(free, ANSWER)
     if not asking + answering:  # `Questions` and `Answers` of file 1869
         plurals = {name.removesuffix("s"): name for name in free}
         both = [[plurals[n] for n in names_like([*plurals], k)] for k in (QUESTION, ANSWER)]
         asking, answering = both if all(both) else ([], [])
-    # With `expected_source`, an `expected_answer` may be what a test looks for: in file 514,
-    # `setup` was trained as the answer to "How do I set up my account?".
-    expected = {name for name in rows[0] if "expected" in words_of(name)}
-    is_sure = bool(asking and answering) and not (len(expected) > 1 and expected & {*answering})
+    is_sure = bool(asking and answering)
     # Of file 1018, one object with questions as names, its answers were offered as pairs.
     if len(rows) == 1 and len(texts) > 2 and not asking + answering:
         return

@@ -71,7 +71,8 @@ NAME_THE_FIELDS = (
     'fields=\'{"question": "FIELD", "answer": "FIELD"}\' (and "context": "FIELD" for a text that '
     "the question is about). For several fields, or a part of an object, use SQL: --set "
     'format=question_answer --set select=\'{"question": "concat_ws(chr(10), FIELD, FIELD.NAME)", '
-    '"answer": "FIELD"}\', with json(FIELD) for a whole object. To train one field as plain text, '
+    '"answer": "FIELD"}\', with json(FIELD) for a whole object, and \\"FIELD\\" for a name '
+    "that SQL reserves. To train one field as plain text, "
     'use --set format=text --set fields=\'{"text": "FIELD"}\'. Otherwise, write rows that have '
     'answers: {"question": "...", "answer": "..."} or {"messages": [{"role": "user", "content": '
     '"..."}, {"role": "assistant", "content": "..."}]}'
@@ -519,6 +520,8 @@ def _unexplained(
             and not (filled and all(is_told(row, name, reading.reads) for row in filled))
         ):
             found[name] = explanation(name, held, survey.num_rows) or held.kind
+            if decides and may_decide:
+                found[name] += ", and equal prompts have different answers"
         # Of 180 public files, one had such answers, in 8% of its rows, and the next most had 1%.
         if (LABEL_WORDS - ORIGIN_WORDS) & {*words_of(name)} and prompts:
             told = [is_told(row, name, reading.trained) for row in filled]

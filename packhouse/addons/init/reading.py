@@ -30,7 +30,7 @@ CONTEXT = (
 ).split()
 SYSTEM = "system sys persona".split()
 REASONING = "reasoning thinking thought thoughts cot rationale chain_of_thought".split()
-_FILLERS = frozenset("text content body string message msg prompt field".split())
+_FILLERS = frozenset("text content body string message msg prompt field json".split())
 """Last words that are ignored, as in `question_text`."""
 GOOD = frozenset("chosen preferred better best good winning accepted positive".split())
 BAD = frozenset("rejected dispreferred wrong incorrect bad worse worst negative losing non".split())
@@ -55,7 +55,7 @@ _MEASURES = frozenset(
 """Words in names of what is counted, measured or recorded about a row."""
 _MEANINGS = frozenset(
     "answer label correct gold right wrong best chosen preferred winner target option choice turn "
-    "step round utterance image images audio video picture photo".split()
+    "step round expected utterance image images audio video picture photo".split()
 )
 """Words in names of fields that say something about the answer, or hold a part of the row."""
 _TALKS = frozenset("chat conversation conv convo dialog dialogue message session thread".split())
@@ -330,7 +330,7 @@ def explanation(name: str, held: Field, num_rows: int) -> str | None:
         if held.has_media:  # the text in other fields is probably about the media
             return None
         if kind != "text":
-            return f"no text: {kind}s"
+            return f"{kind}s with little or no text"
         if not held.has_few_values or num_values > 0.9 * held.kinds["text"]:
             return "short values"
         return counted(num_values, "different short value")

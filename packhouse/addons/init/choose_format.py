@@ -30,17 +30,17 @@ from packhouse.addons.init.reading import (
     CONTEXT,
     ID_WORDS,
     LABEL_WORDS,
+    LIKELY_ANSWER,
     ORIGIN_WORDS,
+    REASONING,
     Reading,
     best_of,
     empty_answers,
     explanation,
     holds_letters,
     is_explained,
-    is_likely_answer,
-    is_metadata,
-    is_reasoning,
     is_told,
+    names_like,
     words_of,
 )
 from packhouse.addons.init.turns_in_texts import SPEAKER_MARKS, marks_in, marks_left
@@ -310,7 +310,7 @@ def propose(
         ]
     # Of file 831, whose answers are empty, a part of the prompts was offered as the answer.
     has_answers = any(
-        not each.reading.is_guess or any(map(is_likely_answer, each.reading.trained))
+        not each.reading.is_guess or names_like([*each.reading.trained], LIKELY_ANSWER)
         for each in fitting
     )
     empty = empty_answers(survey.fields)
@@ -461,7 +461,8 @@ def _candidates(
         )
         if is_new or not candidate.is_usable:
             found.append(candidate)
-        unread = [name for name in candidate.trial.unread if not is_reasoning(name)]
+        reasoning = names_like([*trial.unread], REASONING)
+        unread = [name for name in trial.unread if name not in reasoning]
         unread += [n for n in left_out if n.lower() in CONTEXT or left_out[n] == _TOLD]
         if (more := with_context(reading, unread, layout.rows)) is not None:
             # The loop goes over `readings`, so the longer reading is tried, too.
@@ -729,7 +730,8 @@ def _unknown(
     all_rows = [row for each in survey.layouts.values() for row in each.rows]
     if names and not any(map(holds_letters, all_rows)):  # file 1862, losses of a training run
         return f"its rows contain {_kinds_of(row)} and no text, so there is nothing to train."
-    others = [name for name in names if not is_metadata(name, survey.fields[name])] or [*names]
+    held = survey.fields
+    others = [n for n in names if not is_explained(n, held[n], survey.num_rows)] or [*names]
     is_text = len(others) == 1 and isinstance(row[others[0]], str)
     asked = questions_in(layout.rows)
     if asked and best_of(texts, ANSWER):

@@ -38,7 +38,6 @@ from packhouse.read.chat_messages import SPEAKERS
 from packhouse.read.conversation_formats import is_transcript
 from packhouse.read.json_parsing import parse_text
 from packhouse.read.row_formats import MESSAGE_FIELDS, row_format_of, row_formats
-from packhouse.read.unread_fields import is_text
 
 _TOOLS = ("tools", "functions", "available_tools", "tool_definitions")
 _DIALOG = frozenset("dialog dialogue dialogs conversation conversations turns chat talk".split())
@@ -480,47 +479,7 @@ def as_json(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
         # Of file 790, the text that its questions are about was offered as part of the answers.
         if len(about := [name for name in contexts if name not in asked + said]) == 1:
             read["context"] = about
-        made = in_json(rows, read)
-        if len(said) == 1 and (reply := _reply_in(rows, asked[0], said[0])):
-            reads = {**made.reads, said[0]: "answer: the reply in it"}
-            select = {**made.settings["select"], "answer": reply}
-            made = read_as("question_answer", reads, select=select)
-        yield made
-
-
-def _reply_in(rows: Sequence[dict[str, Any]], asks: str, says: str) -> str | None:
-    """Return SQL for the only other text of an object that repeats the question, such as a log.
-
-    Example:
-        >>> log = {"input": "Q: Can it rain all day?", "reply": {"text": "Yes, it can and did."}}
-        >>> rows = [{"ask": "Why?", "log": {}}, *2 * [{"ask": "Can it rain all day?", "log": log}]]
-        >>> _reply_in(rows, "ask", "log")
-        '"log"."reply"."text"'
-    """
-    # Of file 791, such objects were offered as the answers.
-    paths = [
-        {path: text for path, text in _texts_in(row[says], sql(says)) if is_text(text)}
-        for row in rows
-    ]
-    asked = [str(row[asks]) for row in rows]
-    every = dict.fromkeys(path for each in paths for path in each)
-    common = [path for path in every if sum(path in each for each in paths) * 2 > len(rows)]
-    repeats = [
-        path
-        for path in common
-        if all(ask in each.get(path, ask) for ask, each in zip(asked, paths, strict=True))
-    ]
-    rest = [path for path in common if path not in repeats]
-    return rest[0] if repeats and len(rest) == 1 else None
-
-
-def _texts_in(value: Any, path: str) -> Iterator[tuple[str, str]]:
-    """Yield the texts in nested objects, with the SQL for each."""
-    if isinstance(value, str):
-        yield path, value
-    elif isinstance(value, dict):
-        for name, inner in value.items():
-            yield from _texts_in(inner, f"{path}.{sql(name)}")
+        yield in_json(rows, read)
 
 
 def in_json(rows: Sequence[dict[str, Any]], read: Mapping[str, list[str]]) -> Reading:

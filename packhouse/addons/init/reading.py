@@ -136,11 +136,6 @@ _TRAINED = {
 }
 
 
-def is_reasoning(name: str) -> bool:
-    """Return True for a name like `rationale` or `safety_rationale`."""
-    return rank_of(name, REASONING) is not None
-
-
 def names_like(names: Sequence[str], known: Sequence[str]) -> list[str]:
     """Return the names that match known ones, the best match first."""
     ranked = [(rank, name) for name in names if (rank := rank_of(name, known)) is not None]
@@ -247,24 +242,6 @@ def rank_of(name: str, known: Sequence[str]) -> int | None:
 def words_of(name: str) -> list[str]:
     """Split a name into words: `userMessage` -> user, message."""
     return re.sub(r"(?<=[a-z])(?=[A-Z])|[\W_]+", " ", name).lower().split()
-
-
-def is_metadata(name: str, held: Field) -> bool:
-    """Return True if a field holds an id, a source, or one of a few categories, but no answer.
-
-    Example:
-        >>> from collections import Counter
-        >>> held = Field(kinds=Counter(text=4), values=Counter(("easy", "hard", "easy", "easy")))
-        >>> is_metadata("how", held), is_metadata("uuid", Field()), is_metadata("how", Field())
-        (True, True, False)
-    """
-    num_texts = held.kinds["text"]
-    return bool(words_of_label(name)) or 0 < 2 * len(held.values) <= num_texts
-
-
-def is_likely_answer(name: str) -> bool:
-    """Return True for a name like `summary`, which may hold an answer."""
-    return rank_of(name, LIKELY_ANSWER) is not None
 
 
 def empty_answers(fields: Mapping[str, Field]) -> list[str]:

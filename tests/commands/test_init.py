@@ -802,6 +802,8 @@ MAY_MATTER = {
     "is_train (true or false)": lambda n, t: {"is_train": n != 3},
     "dialogue_id (4 different short values)": lambda n, t: {"dialogue_id": f"d{n // 3}"},
     "category (2 different short values)": lambda n, t: {"category": ["safe", "unsafe"][n % 2]},
+    "metadata ('is_correct' in it has 2 different values)": lambda n, t: {
+        "metadata": {"is_correct": n % 3 > 0, "source": "sums"}},
     "unit (1 different short value)": lambda n, t: {"unit": "sums(a INT)"},
 }
 

@@ -60,11 +60,12 @@ _MEANINGS = frozenset(
 """Words in names of fields that say something about the answer, or hold a part of the row."""
 _TALKS = frozenset("chat conversation conv convo dialog dialogue message session thread".split())
 """Words in names of ids that several rows share if each row is one turn of a conversation."""
-_VERDICTS = frozenset("score quality level confidence similarity votes key i n".split())
-_VERDICT_VALUES = (
-    GOOD | BAD | GOOD_ANSWER | BAD_ANSWER | frozenset("pass passed fail failed safe unsafe".split())
-) | frozenset("factual hallucinated harmful harmless win lose denied yes no y n true false".split())
-"""Words in values that may call an answer good or bad."""
+_SCORES = frozenset("score quality level confidence similarity votes key i n".split())
+VERDICTS = (GOOD | BAD | GOOD_ANSWER | BAD_ANSWER) | frozenset(
+    "pass passed fail failed safe unsafe factual hallucinated harmful harmless win lose".split()
+)
+"""Words in values, or names of parts of an object, that may call an answer good or bad."""
+_VERDICT_VALUES = VERDICTS | frozenset("denied yes no y n true false".split())
 ORIGIN_WORDS = LABEL_WORDS - frozenset(
     "type kind category categories topic subject domain tag tags level difficulty score".split()
 )
@@ -282,7 +283,7 @@ def is_explained(name: str, held: Field, num_rows: int) -> bool:
     if 1 < num_values < 5 and num_values < number / 2 and not words & ID_WORDS:
         said = {str(value).lower() for value in held.values}
         are_two = num_values == 2 and all(re.fullmatch(r"-?[\d.]+", each) for each in said)
-        if (are_two and words & _VERDICTS) or any(_VERDICT_VALUES & {*words_of(v)} for v in said):
+        if (are_two and words & _SCORES) or any(_VERDICT_VALUES & {*words_of(v)} for v in said):
             return False
     return bool(words & (LABEL_WORDS | _MEASURES)) and not words & _MEANINGS
 

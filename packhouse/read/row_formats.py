@@ -511,7 +511,7 @@ def find_row_format(rows: list[Any], config: SourceConfig, uri: str) -> str:
     known = "; ".join(
         f"{name}: {', '.join(known.required)}"
         for name, known in row_formats().items()
-        if known.required
+        if known.required and known.is_detected
     )
     raise SourceError(
         f"the rows of source file '{uri}' have {_keys_of(odd)}, which match no known format "

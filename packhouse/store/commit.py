@@ -435,8 +435,8 @@ def _check_same(ours: Manifest, theirs: Manifest) -> None:
         name for name in ("files", "schema", *FACTS) if getattr(ours, name) != getattr(theirs, name)
     ]
     reason = (
-        "The rows are equal (content_id), so only the file encoding differs. A library whose "
-        "version is not part of the version ID may have changed."
+        "The packs are equal (content_id), so their encoding or another file differs, such as the "
+        "quarantine. Code or a library may have changed without its version in the version ID."
         if same_rows
         else "A step is not deterministic, or an input is not part of the version ID."
     )

@@ -157,6 +157,9 @@ RIGHT: dict[str, tuple[Any, ...]] = {
     "input text and output as JSON": ("a.jsonl", lines(named("input_text", "output_json"))),
     "categories next to the rows": ("a.json", dumped({"rows": named("question", "answer"),
         "kinds": [{"id": n, "name": f"Sums, {n} of it"} for n in range(20)]})),
+    "preferences after a conversation": ("dpo.json", dumped([{"conversations": [{"from": "human",
+        "value": t.question}], "chosen": {"from": "gpt", "value": t.answer},
+        "rejected": {"from": "gpt", "value": "No."}} for t in TALKS])),
     "plural names": ("a.jsonl", lines(named("Questions", "Answers"))),
     "ask and answer": ("a.jsonl", lines(named("ask", "answer", score=0.5))),
     "system, user, assistant": ("a.jsonl", lines(named("user", "assistant", system="Be brief."))),
@@ -337,6 +340,9 @@ ASKED: dict[str, tuple[Callable[[int, Talk], dict[str, Any]], int, list[Talk]]] 
         [Talk(f'{{"n":{n}}}', t[1]) for n, t in enumerate(TALKS)]),
     "a context of any name": (lambda n, t: {"instruction": "Which sum?",
         "content": f"Please tell me: {t[0]}", "output": t[1]}, 1, TALKS),
+    "objects as context and answer": (lambda n, t: {"ask": f"Which sum is it, {n}?", "page": {
+        "rule": f"Please tell me: {t[0]}", "note": f"The note of page {n}"},
+        "answer": {"is": t[1]}}, 1, [Talk(t[0], f'{{"is":"{t[1]}"}}') for t in TALKS]),
     "topics that answers repeat": (lambda n, t: {"topic": f"Sums of the {'abc'[n % 3]}s",
         "instruction": "Tell me!", "input": t[0], "output": f"Sums of the {'abc'[n % 3]}s? {t[1]}"},
         2, [Talk(f"Tell me!\nSums of the {'abc'[n % 3]}s\n{t[0]}",
@@ -803,7 +809,8 @@ MAY_MATTER = {
     "dialogue_id (4 different short values)": lambda n, t: {"dialogue_id": f"d{n // 3}"},
     "category (2 different short values)": lambda n, t: {"category": ["safe", "unsafe"][n % 2]},
     "metadata ('is_correct' in it has 2 different values)": lambda n, t: {
-        "metadata": {"is_correct": n % 3 > 0, "source": "sums"}},
+        "metadata": {"is_correct": n % 3 > 0, "source": "sums"}
+    },
     "unit (1 different short value)": lambda n, t: {"unit": "sums(a INT)"},
 }
 
@@ -1134,6 +1141,15 @@ def test_a_category_next_to_rows_of_several_shapes_is_ignored(project):
     check(project.prepare(), TALKS)
 
 
+def test_a_label_with_its_name_is_offered_as_a_class(project):
+    rows = [{"sentence": t[0], "label_name": "ab"[n % 2]} for n, t in enumerate(TALKS)]
+    Path("a.jsonl").write_bytes(lines(rows))
+
+    _, said = project.init("a.jsonl")
+
+    assert "sentence (text), label_name (label)" in said
+
+
 def test_classes_of_questions_are_offered_before_answers(project):
     rows = [{"query": t[0], "intent": ("sum", "add")[n % 2]} for n, t in enumerate(TALKS)]
     Path("a.jsonl").write_bytes(lines(rows))
@@ -1377,7 +1393,7 @@ def test_the_advice_joins_several_fields_and_parts_of_objects_with_sql(project):
     _, said = project.init("a.jsonl")
     advised = re.search(r"select='(.*?)'", " ".join(said.split()))
     assert advised, said
-    assert r'\"FIELD\" for a name that SQL reserves' in " ".join(said.split())
+    assert r"\"FIELD\" for a name that SQL reserves" in " ".join(said.split())
     parts = advised[1].replace("FIELD.NAME", "about.who").replace("FIELD, ", 'sym, \\"order\\", ')
     select = parts.replace('"answer": "FIELD"', '"answer": "reply"')
     code, said = project.init(
@@ -1643,6 +1659,29 @@ def test_fields_that_no_name_tells_may_be_named(number, project):
         check(found, TALKS)
     else:
         assert sorted("".join(t) for t in found) == sorted(t.answer for t in TALKS)
+
+
+def test_columns_whose_names_are_questions_are_read_as_the_refusal_says(project):
+    rows = [{"What do you want to know?": t.question, "Answer": t.answer} for t in TALKS]
+    Path("a.csv").write_bytes(table(rows, ","))
+    code, said = project.init("a.csv")
+    assert code != 0, said
+    advised = re.search(r"--set (format=\w+) --set fields='(.*?)'", " ".join(said.split()))
+    fields = advised[2].replace("FIELD", "What do you want to know?", 1).replace("FIELD", "Answer")
+
+    code, said = project.init("a.csv", "--set", advised[1], "--set", f"fields={fields}")
+
+    assert code == 0, said
+    check(project.prepare(), TALKS)
+
+
+def test_a_way_that_rejects_rows_says_so(project):
+    rows = [{"x": t.question, "y": t.answer if n % 4 else ""} for n, t in enumerate(TALKS)]
+    Path("a.jsonl").write_bytes(lines(rows))
+
+    _, said = project.init("a.jsonl")
+
+    assert "rejects 3 of 12 examples (empty_answer)" in said
 
 
 @pytest.mark.parametrize("number", [0, 1])

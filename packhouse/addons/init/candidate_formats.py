@@ -204,7 +204,8 @@ def _natural(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Ite
         # An object as the input of an instruction made each row of file 801 bad, and objects as
         # preferred answers those of file 1354.
         parts = names.values() if isinstance(known, TextFields) and "history" not in names else ()
-        if name == "preference" and all(isinstance(row[names["chosen"]], dict) for row in rows):
+        answers = [row[names["chosen"]] for row in rows] if name == "preference" else []
+        if any(isinstance(each, dict) and {"role", "from"}.isdisjoint(each) for each in answers):
             parts = names.values()
         if any(isinstance(row.get(each), dict | list) for row in rows for each in parts):
             select = {ours: as_text(each, rows) for each, ours in reads.items()}
@@ -229,7 +230,9 @@ def _classes(text: str, names: Sequence[str], fields: Mapping[str, Field]) -> It
     """
     for name in names:
         held = fields.get(name)
-        if held is None or not held.has_few_values or set(words_of(name)) & ORIGIN_WORDS:
+        if held is None or not held.has_few_values:
+            continue
+        if ORIGIN_WORDS & {*words_of(name)} and not is_class(name):  # not `label_name`
             continue
         num_rows = held.kinds.total() - held.kinds["nothing"]
         if not 1 < len(held.values) <= max(2, num_rows / 2) and name not in CLASSES:
@@ -502,9 +505,9 @@ def with_context(
     row_format = reading.settings["format"]
     fields, reads = dict(reading.settings.get("fields", {})), dict(reading.reads)
     if "select" in reading.settings:
-        if "choices" not in reads.values():
+        select = {"context": as_text(name, rows), **reading.settings["select"]}
+        if select.keys() != {"question", "answer", "context"} or "context" in reads.values():
             return None
-        select = {**reading.settings["select"], "context": as_text(name, rows)}
         return read_as(row_format, {**reads, name: "context"}, select=select)
     if row_format == "prompt_completion":
         row_format, ours = "question_answer", {"prompt": "question", "completion": "answer"}

@@ -216,8 +216,10 @@ class Candidate:
 
         A guess that leaves out more fields of text than it reads was never right (files 491, 818).
         A whole conversation in one field is not a guess: that of file 892 leaves out three fields.
+        Several texts in an object are one field (file 2101).
         """
-        is_guess = self.reading.is_guess and len(self.trial.unread) > len(self.reading.reads)
+        unread = {name.partition(".")[0] for name in self.trial.unread}
+        is_guess = self.reading.is_guess and len(unread) > len(self.reading.reads)
         num_kept = self.trial.num_rows - self.trial.num_dropped
         return self.trial.num_good * 2 > num_kept and not is_guess
 
@@ -463,7 +465,9 @@ def _candidates(
         if is_new or not candidate.is_usable:
             found.append(candidate)
         reasoning = names_like([*trial.unread], REASONING)
-        unread = [name for name in trial.unread if name not in reasoning]
+        # The texts of an object are one context, as in file 2101.
+        outer = [name if name in names else name.partition(".")[0] for name in trial.unread]
+        unread = [name for name in dict.fromkeys(outer) if name not in reasoning]
         unread += [n for n in left_out if n.lower() in CONTEXT or left_out[n] == _TOLD]
         if (more := with_context(reading, unread, layout.rows)) is not None:
             # The loop goes over `readings`, so the longer reading is tried, too.

@@ -235,7 +235,8 @@ def _look_at(
     with step_progress("read", min(len(files), _MAX_FILES)):
         for file in files[:_MAX_FILES]:
             found = survey(file, given)
-            _check_header(found)
+            if "format" not in given:  # else the user has seen the names
+                _check_header(found)
             proposals.append(propose(found, given, rules, folder))
     first = proposals[0]
     are_alike = all(
@@ -288,7 +289,8 @@ def _check_header(found: Survey) -> None:
             raise SourceError(
                 f"source file '{found.file.uri}': its first line ({name[:60]!r}) does not "
                 "name the columns. Insert a header line above it that names its "
-                f"{counted(len(names), 'column')}, such as {delimiter.join(names)}",
+                f"{counted(len(names), 'column')}, such as {delimiter.join(names)}. If it does "
+                f"name them, and {NAME_THE_FIELDS}",
                 uri=found.file.uri,
             )
 
@@ -444,6 +446,9 @@ def _show_candidates(
             if left:
                 said = ", ".join(f"{name} ({what})" for name, what in left.items())
                 print_text(f"leaves out {said}", 3)
+            for reason, number in candidate.trial.bad.items():
+                of_all = counted(candidate.trial.num_rows, "example")
+                print_text(f"rejects {number:,} of {of_all} ({reason})", 3)
             # Otherwise, only `prepare` would tell it, after the choice: 607 answers of one public
             # file.
             if num_joined := counts.notes.get("straddles_start"):

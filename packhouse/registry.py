@@ -45,10 +45,7 @@ _COMMANDS = {
     "export": ("addons.exports", "Export a version in a trainer's format."),
     "ci": ("addons.ci.command", "Refresh a dataset in a CI job and check its gates."),
     "cache": ("addons.cache", "List cached steps, and delete those no longer needed."),
-    "gc": (
-        "addons.gc",
-        "Delete files left by interrupted publishes (dry run by default).",
-    ),
+    "gc": ("addons.gc", "Delete files left by interrupted publishes (dry run by default)."),
     "doctor": ("addons.doctor", "Check that a store works and that the cache has enough space."),
 }
 COMMANDS = {name: (f"packhouse.{module}", line) for name, (module, line) in _COMMANDS.items()}

@@ -44,12 +44,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from typing_extensions import override
 
-from packhouse.errors import (
-    ConfigError,
-    EmptyDatasetError,
-    IntegrityError,
-    VersionNotFoundError,
-)
+from packhouse.errors import ConfigError, EmptyDatasetError, IntegrityError, VersionNotFoundError
 from packhouse.pack.pack_columns import IGNORE_INDEX, preference_names, published_schema, to_layout
 from packhouse.records.arrays import flat_list, list_array, one_chunk
 from packhouse.store import FileEntry, OpenVersion, open_store

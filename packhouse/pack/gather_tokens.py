@@ -176,9 +176,7 @@ def _gather_batch(
     name_begin, name_end = records.name_offsets[slot], records.name_offsets[slot + 1]
     name_offsets = np.concatenate([[0], np.cumsum(name_end - name_begin)]).astype(np.int32)
     names = pa.StringArray.from_buffers(
-        len(slot),
-        pa.py_buffer(name_offsets),
-        _join(records.names, chunk, name_begin, name_end),
+        len(slot), pa.py_buffer(name_offsets), _join(records.names, chunk, name_begin, name_end)
     )
     # Only a row of one record has a class; several records of a pack may have different ones.
     labels = pa.nulls(last - first, pa.int64())
@@ -202,12 +200,7 @@ def _gather_batch(
     return pa.RecordBatch.from_arrays(columns, schema=PACKED)
 
 
-def _join(
-    views: list[memoryview],
-    chunk: Int64s,
-    begin: np.ndarray,
-    end: np.ndarray,
-) -> pa.Buffer:
+def _join(views: list[memoryview], chunk: Int64s, begin: np.ndarray, end: np.ndarray) -> pa.Buffer:
     """Join the slices [begin, end) of the views' chunks."""
     # On Alpaca (mean 104 tokens) this takes 1.8 ns per token, against 2.5 for `np.take` with an
     # index per token and 4.9 for `np.concatenate` of slices.

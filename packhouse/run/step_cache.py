@@ -48,13 +48,7 @@ from packhouse.errors import IntegrityError
 from packhouse.records import table_schemas
 from packhouse.registry import function_of_addon
 from packhouse.store.object_store import ObjectStore
-from packhouse.system.disks import (
-    CachePlace,
-    check_cache,
-    default_cache,
-    disk_errors,
-    write_whole,
-)
+from packhouse.system.disks import CachePlace, check_cache, default_cache, disk_errors, write_whole
 from packhouse.system.fingerprint import canonical_json, digest, file_sha256
 from packhouse.system.wording import first_line
 

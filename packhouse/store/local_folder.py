@@ -293,8 +293,7 @@ class LocalStore(ObjectStore):
         else:
             problem = f"'{place}' is {'a file' if place.is_file() else 'not a folder'}"
         return StoreError(
-            f"store {self.uri}: {problem}. Move the file, or use another store",
-            path=str(place),
+            f"store {self.uri}: {problem}. Move the file, or use another store", path=str(place)
         )
 
 

@@ -34,16 +34,7 @@ from packhouse.errors import (
 from packhouse.store import object_keys
 from packhouse.store.manifest import Manifest, committed_steps
 from packhouse.store.object_store import ObjectStore, PreconditionFailedError
-from packhouse.store.store_requests import (
-    Call,
-    NewId,
-    Pause,
-    Steps,
-    ask,
-    read,
-    read_checked,
-    run,
-)
+from packhouse.store.store_requests import Call, NewId, Pause, Steps, ask, read, read_checked, run
 from packhouse.system.fingerprint import canonical_json, digest
 from packhouse.system.wording import counted
 

@@ -38,12 +38,7 @@ def flat_texts(texts: pa.ChunkedArray | pa.StringArray) -> tuple[Bytes, Int64s]:
 
 
 def dummy_prefixes(
-    is_spaced: Bools,
-    edges: Int64s,
-    offsets: Int64s,
-    text: Bytes,
-    bases: Int64s,
-    is_added: Bools,
+    is_spaced: Bools, edges: Int64s, offsets: Int64s, text: Bytes, bases: Int64s, is_added: Bools
 ) -> Int64s:
     """Find tokens whose first byte is a space that SentencePiece added and the text lacks.
 

@@ -33,14 +33,7 @@ from packhouse.registry import function_of_addon
 from packhouse.run.packs_and_records import read_packs, read_placed
 from packhouse.run.step import AnyJob, Job, JobContext, Step
 from packhouse.run.steps.format import FORMAT
-from packhouse.run.steps.pack import (
-    PACK,
-    SIDES,
-    PackFacts,
-    PackParameters,
-    PlannedSide,
-    Side,
-)
+from packhouse.run.steps.pack import PACK, SIDES, PackFacts, PackParameters, PlannedSide, Side
 from packhouse.run.steps.tokenize import TOKENIZE
 from packhouse.run.steps.validate import QUARANTINE, VALIDATE, ValidateParameters, may_drop
 from packhouse.store.commit import LocalFile
@@ -257,11 +250,7 @@ def data_jobs(
     for source, own in planned.by_source.items() or [(None, whole)]:
         for part in cut_files(side, own["packs"], own["tokens"], publish):
             cut = replace(
-                part,
-                number=number,
-                first=first + part.first,
-                last=first + part.last,
-                source=source,
+                part, number=number, first=first + part.first, last=first + part.last, source=source
             )
             yield FILES.job(
                 DataParameters(

@@ -27,12 +27,7 @@ from packhouse.records.record_ids import num_rows, rewrites
 from packhouse.records.table_schemas import REFUSED, read_table, write_table
 from packhouse.registry import function_of_addon
 from packhouse.render.jinja_sandbox import pinned_date
-from packhouse.render.renderer import (
-    cuts_windows,
-    max_record_tokens,
-    render_shard,
-    run_template,
-)
+from packhouse.render.renderer import cuts_windows, max_record_tokens, render_shard, run_template
 from packhouse.run.step import AnyJob, Job, JobContext, Step
 from packhouse.run.step_cache import Receipt
 from packhouse.run.steps.validate import (
@@ -232,10 +227,7 @@ FORMAT = Step(
 
 
 def conversations(
-    validated: Receipt[ValidateFacts],
-    formatted: Receipt[ShardCounts],
-    *,
-    whole_pairs: bool = False,
+    validated: Receipt[ValidateFacts], formatted: Receipt[ShardCounts], *, whole_pairs: bool = False
 ) -> pa.Table:
     """Return the conversations that a shard's texts were rendered from.
 

@@ -31,13 +31,7 @@ from packhouse.run.steps.format import FORMAT
 from packhouse.run.steps.pack import PACK, SIDES, Side, SplitCounts, mix_of
 from packhouse.run.steps.tokenize import TOKENIZE
 from packhouse.run.steps.validate import VALIDATE, render_counts
-from packhouse.store import (
-    LocalFile,
-    load_ref,
-    open_store,
-    open_version,
-    publish_version,
-)
+from packhouse.store import LocalFile, load_ref, open_store, open_version, publish_version
 from packhouse.store.manifest import SideCounts, TokenizerFacts, read_audit
 from packhouse.store.schema_drift import ref_gates, schema_gate
 from packhouse.system.fingerprint import digest, library_versions

@@ -312,10 +312,7 @@ def compute(work: JobContext[ValidateParameters], folder: Path) -> ValidateFacts
 
 
 def write_quarantined(
-    work: JobContext[Any],
-    folder: Path,
-    rows: pa.Table,
-    before: Sequence[Receipt[ShardCounts]] = (),
+    work: JobContext[Any], folder: Path, rows: pa.Table, before: Sequence[Receipt[ShardCounts]] = ()
 ) -> dict[str, Any]:
     """Write bad rows, if any, with their original bytes, and count them.
 

@@ -63,6 +63,13 @@ COMMAND_GROUPS = {
 PUBLIC = {
     name: f"packhouse.{module}"
     for module, names in {
+        "api": ("Version", "open_version", "prepare"),
+        "errors": ("PackhouseError",),
+        "load.collators": ("ClassificationCollator", "PackedCollator", "PaddedCollator"),
+        "load.dataset": ("PackedDataset",),
+        "load.mapped_rows": ("load_packed", "load_preferences"),
+        "load.streaming": ("StreamingPackedDataset",),
+        "recipe": ("Recipe", "load_recipe"),
         "addons.audit_any.audit": ("audit", "AuditReport"),
         "addons.exports": ("Export", "export_version"),
         "addons.packs_in_memory": ("PackTally", "pack_dataset"),
@@ -70,29 +77,18 @@ PUBLIC = {
         "addons.plan": ("plan",),
         "addons.torch.check_packing": ("PackingReport", "check_packing", "check_ranks"),
         "addons.torch.enable_packing": (
-            "PackingHandle",
-            "enable_packing",
-            "block_causal_mask",
-            "block_mask",
-            "cu_seqlens",
-            "packed_mask_mod",
-            "segment_ids",
-            "enable_preferences",
+            *("PackingHandle", "enable_packing", "enable_preferences", "cu_seqlens"),
+            *("block_causal_mask", "block_mask", "packed_mask_mod", "segment_ids"),
         ),
         "addons.torch.training_loop": (
-            "balance_rows",
-            "count_targets",
-            "prepare_finetuning_batch",
-            "split_batch_into_microbatches",
-            "token_loss",
-            "consumed_records",
-            "training_receipt",
+            *("balance_rows", "count_targets", "token_loss", "prepare_finetuning_batch"),
+            *("split_batch_into_microbatches", "consumed_records", "training_receipt"),
             "write_receipt",
         ),
     }.items()
     for name in names
 }
-"""Names of add-ons that users import from `packhouse`, with the module of each."""
+"""Names that users import from `packhouse`, with the module of each."""
 
 FUNCTIONS = {
     name: f"packhouse.{module}"
@@ -110,21 +106,13 @@ FUNCTIONS = {
         "addons.dart_math": ("dart_math_template",),
         "addons.near_dedup": ("near_fingerprints", "merge_fingerprints", "find_near"),
         "addons.contamination": (
-            "BENCHMARKS",
-            "benchmarks_of",
-            "benchmark_job",
-            "match_shards",
-            "contamination_of",
+            *("BENCHMARKS", "benchmarks_of", "benchmark_job", "match_shards", "contamination_of"),
         ),
         "addons.cache": ("cache_room", "keep_limits"),
         "addons.mirrors": ("open_step_mirror", "copy_version"),
         "addons.tokenized_rows": ("read_given", "text_of_given"),
         "addons.where_select": (
-            "reshape",
-            "find_columns",
-            "columns_read",
-            "expression_key",
-            "expression_libraries",
+            *("reshape", "find_columns", "columns_read", "expression_key", "expression_libraries"),
         ),
         "addons.gcs_azure": ("CloudStore", "make_filesystem", "status_of"),
         "addons.exports": ("check_published_exports", "write_published_export"),

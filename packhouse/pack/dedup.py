@@ -25,7 +25,7 @@ spaces. All of this runs in Arrow on whole columns; only distinct words are hash
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -181,9 +181,8 @@ def fingerprint_table(
     """
     num_rows = validated.num_rows
     flat = FlatMessages.of_table(validated)
-    normal = {
-        name: _normal(flat.values.field(name)) for name in ("content", "context", "reasoning")
-    }
+    texts = ("content", "context", "reasoning")
+    normal = {name: _normal(flat.values.field(name)) for name in texts}
     asides = [one_chunk(validated[name]) for name in ("tools", "label", "arguments", "weight")]
     messages = flat.to_lists(**normal)
     none = list_array(pa.array([], pa.uint32()), np.zeros(num_rows + 1, np.int32), pa.uint32())
@@ -227,19 +226,6 @@ Pairs = Int64s
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Near:
-    """Pairs of near-duplicate rows, in order of `second`, then `first`."""
-
-    first: Int64s
-    """Earlier row of each pair."""
-    second: Int64s
-    similarity: Float64s
-    """Jaccard similarity: shingles in both divided by shingles in either, at least `threshold`."""
-    answers: Float64s
-    """Jaccard similarity of the assistant's text only; 1 if neither row has any."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class Found:
     """Duplicates; pairs are in order of the later row."""
 
@@ -251,6 +237,7 @@ class Found:
     led: Pairs
     """Leader of each row compared, and the row; a row that was not split is its own leader."""
     similarity: Float64s
+    """Similarity of each near pair."""
     answers: Float64s
     """Similarity of the assistant's text."""
 
@@ -319,7 +306,7 @@ def _find(
     units: Sequence[Int64s] | None,
 ) -> Found:
     bases = np.cumsum([0, *(table.num_rows for table in fingerprints)])
-    ids, none = [np.zeros(0, f"S{_DIGITS}")], np.zeros(0, np.int64)
+    ids = [np.zeros(0, f"S{_DIGITS}")]
     for table in fingerprints:
         digits, _ = string_bytes(table["normal_id"])
         ids.append(np.ascontiguousarray(digits).view(f"S{_DIGITS}"))
@@ -328,7 +315,7 @@ def _find(
     is_first = first == numbers
     equal = np.stack([first, numbers], axis=1)[~is_first]
     looked_at = leaders = numbers[is_first]
-    near = Near(none, none, np.zeros(0), np.zeros(0))
+    near, similarity, answers = np.zeros((0, 2), np.int64), np.zeros(0), np.zeros(0)
     if config.near != "ignore":
         if units is not None:
             # A conversation is compared as a whole: its records share most of their text, and would
@@ -341,11 +328,10 @@ def _find(
             merge = function_of_addon("merge_fingerprints")
             fingerprints = [merge(t, own) for t, own in zip(fingerprints, units, strict=True)]
             by_shard = [own[at] for own, at in zip(units, by_shard, strict=True)]
-        near = function_of_addon("find_near")(fingerprints, by_shard, config.near_threshold)
-        near = replace(near, first=own_leaders[near.first], second=own_leaders[near.second])
-    pairs = np.stack([near.first, near.second], axis=1)
-    led = np.stack([leaders, looked_at], axis=1)
-    return Found(equal, pairs, led, near.similarity, near.answers)
+        find_near = function_of_addon("find_near")
+        near, similarity, answers = find_near(fingerprints, by_shard, config.near_threshold)
+        near = own_leaders[near]
+    return Found(equal, near, np.stack([leaders, looked_at], axis=1), similarity, answers)
 
 
 def first_of_each(values: np.ndarray) -> Int64s:
@@ -415,16 +401,10 @@ def facts_of(deduplicated: Deduplicated, records: pa.Table, config: DedupConfig)
     def repeats(pairs: Pairs, shares: Float64s) -> Repeats:
         few = pairs[:_NUM_SAMPLES]
         first, later = records.take(few[:, 0]).to_pylist(), records.take(few[:, 1]).to_pylist()
+        found = zip(later, first, shares.tolist(), is_dropped[few[:, 1]].tolist(), strict=False)
         samples = [
-            {
-                **row,
-                "repeats": earlier,
-                "similarity": round(share, 4),
-                "is_dropped": bool(is_dropped[number]),
-            }
-            for row, earlier, share, number in zip(
-                later, first, shares.tolist(), few[:, 1].tolist(), strict=False
-            )
+            {**row, "repeats": earlier, "similarity": round(share, 4), "is_dropped": dropped}
+            for row, earlier, share, dropped in found
         ]
         return Repeats(len(pairs), int(is_dropped[pairs[:, 1]].sum()), samples)
 

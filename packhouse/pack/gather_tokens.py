@@ -122,10 +122,8 @@ class _Records:
             _concatenate([each.starts for each in ranges]),
             _concatenate([each.ends for each in ranges]),
         )
-        weights = [
-            flat_weights(batch["range_weights"], each.counts)
-            for batch, each in zip(batches, ranges, strict=True)
-        ]
+        pairs = zip(batches, ranges, strict=True)
+        weights = [flat_weights(batch["range_weights"], each.counts) for batch, each in pairs]
         self.weights: Float32s | None = None
         """Weight of every range; None if all are 1."""
         if any(each is not None for each in weights):

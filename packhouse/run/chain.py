@@ -335,16 +335,14 @@ def prepare(
         needed, free = bytes_needed(plan, workspace), free_space(cache).bytes
         log.info("cache '%s': %s; this run adds about %s", cache, room, in_mb(needed))
         if needed > free:
-            log.warning(
+            said = (
                 "cache '%s' has %s free, but this run needs about %s. Free some space, or the "
-                "disk may fill up during the run.",
-                cache,
-                in_mb(free),
-                in_mb(needed),
+                "disk may fill up during the run."
             )
+            log.warning(said, cache, in_mb(free), in_mb(needed))
         moves = find_moves(plan.movable_jobs, last_run)
         hold(move.key for move in moves.values())
-        steps = _Steps(recipe, run, workspace, plan, mirror, moves)
+        steps = _Steps(recipe, run, mirror, moves)
 
         validated = steps.do(plan.validate)
         steps.check_rows()
@@ -411,22 +409,16 @@ def check_golden(recipe: Recipe, tokenizers: Path) -> GateResult:
     return checked
 
 
+@dataclass(slots=True)
 class _Steps:
     """Steps of a run that are done, with their receipts and times."""
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        run: Run,
-        workspace: Workspace,
-        plan: Plan,
-        mirror: Mirror | None,
-        moves: Mapping[str, Move],
-    ) -> None:
-        self.recipe, self.run, self.workspace = recipe, run, workspace
-        self.plan, self.mirror, self.moves = plan, mirror, moves
-        self.done: list[AnyReceipt] = []
-        self.seconds: dict[str, float] = {}
+    recipe: Recipe
+    run: Run
+    mirror: Mirror | None
+    moves: Mapping[str, Move]
+    done: list[AnyReceipt] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
 
     def do(self, jobs: Sequence[AnyJob]) -> list[AnyReceipt]:
         """Run the jobs of one step and print a line about it."""

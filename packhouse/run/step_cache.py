@@ -390,17 +390,16 @@ _LAST_JOBS = TypeAdapter(list[LastJob])
 
 def save_last_run(cache: Path, dataset: str, executed: Iterable["AnyJob"]) -> None:
     """Save the key and key parts of every job, and the location of its source rows."""
-    jobs = []
-    for job in executed:
-        shard = getattr(job.parameters, "shard", None)
-        last = LastJob(
+    jobs = [
+        LastJob(
             step=job.step.name,
             label=job.label,
             key=job.key,
             parts=dict(job.parts),
-            shard=None if shard is None else asdict(shard),
+            shard=asdict(shard) if (shard := getattr(job.parameters, "shard", None)) else None,
         )
-        jobs.append(last)
+        for job in executed
+    ]
     write_whole(_path(cache, dataset), _LAST_JOBS.dump_json(jobs))
 
 

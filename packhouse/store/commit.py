@@ -37,7 +37,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -63,7 +65,6 @@ from packhouse.store.manifest import (
     Tombstone,
     committed_steps,
     read_slot_steps,
-    schema_fingerprint,
     schema_to_json,
 )
 from packhouse.store.object_store import (
@@ -79,7 +80,7 @@ from packhouse.store.schema_drift import RefChange
 from packhouse.store.store_requests import All, Steps, ask, put_data, read_checked, run
 from packhouse.system.disks import temporary_folder
 from packhouse.system.escaping import for_markdown, markdown_code, markdown_table
-from packhouse.system.fingerprint import canonical_json
+from packhouse.system.fingerprint import canonical_json, digest
 from packhouse.system.wording import by_name, counted, rows_and_records
 
 _MAX_BYTES = 2**27
@@ -249,8 +250,6 @@ def publish_version(
         IntegrityError: A local file does not match its sha256.
         StoreRefusedError: The store does not support safe concurrent publishing.
     """
-    object_keys.check_name("dataset", dataset)
-    object_keys.check_vid(vid)
     if not any(file.kind == "data" for file in files):
         raise ConfigError("nothing to publish: no data files")
     require_guarded(store)
@@ -326,17 +325,13 @@ class _Gatekeeper:
         self._seen, self.change = current.version, None
         # A ref that ever pointed to our version does not move, so there is nothing to compare. If
         # its current version was deleted, there are no readers to break.
-        if any(
-            object_keys.split_version(move.version)[0] == self.draft.vid for move in current.moves
-        ):
+        if self.draft.vid in (object_keys.split_version(m.version)[0] for m in current.moves):
             return True
+        there = committed_steps(self.draft.dataset, current.version, current.manifest_id)
         try:
-            there = yield from committed_steps(
-                self.draft.dataset, current.version, current.manifest_id
-            )
+            self.change = RefChange.of((yield from there), self.draft)
         except VersionNotFoundError:
             return True
-        self.change = RefChange.of(there, self.draft)
         return not self.held_back
 
 
@@ -381,12 +376,9 @@ def publish_steps(
     moved = None
     if ref is not None:
         moved = yield from move_ref_steps(manifest, ref, once=True, note=note, may_move=may_move)
+    name, version = draft.dataset, manifest.version
     return PublishedVersion(
-        dataset=draft.dataset,
-        version=manifest.version,
-        manifest=manifest,
-        created=created,
-        ref=moved,
+        dataset=name, version=version, manifest=manifest, created=created, ref=moved
     )
 
 
@@ -412,9 +404,8 @@ def _commit_steps(ours: Manifest) -> Steps[tuple[Manifest | None, bool]]:
     The slot is read back even after a success: for one request, this detects a manifest that was
     damaged in transit before anybody reads it.
     """
-    created = True
+    key, created = object_keys.manifest_key(ours.dataset, ours.version), True
     try:
-        key = object_keys.manifest_key(ours.dataset, ours.version)
         yield from ask(ObjectStore.put_create, key, ours.to_bytes())
     except PreconditionFailedError:  # another publisher, a tombstone, or our own lost success
         created = False
@@ -431,9 +422,8 @@ def _check_same(ours: Manifest, theirs: Manifest) -> None:
     if ours.manifest_id == theirs.manifest_id or _without_pages(ours) == _without_pages(theirs):
         return
     same_rows = bool(ours.content_id) and ours.content_id == theirs.content_id
-    parts = [
-        name for name in ("files", "schema", *FACTS) if getattr(ours, name) != getattr(theirs, name)
-    ]
+    names = ("files", "schema", *FACTS)
+    parts = [name for name in names if getattr(ours, name) != getattr(theirs, name)]
     reason = (
         "The rows are equal (content_id), so only the file encoding differs. A library whose "
         "version is not part of the version ID may have changed."
@@ -473,15 +463,12 @@ def name_files(files: Sequence[LocalFile]) -> Uploads:
         group = (file.kind, file.split)
         # 48 bits tell the files of a version apart; readers compare the whole digest.
         short = body.sha256[:12]
+        of = f"{file.split}-{file.source}" if file.source else file.split
+        shard = f"{of}-{numbers[group]:05d}-of-{totals[group]:05d}-{short}"
+        name = file.name or shard + body.path.suffix
         if file.kind in PULLED_NAMES:
-            name, _, ending = PULLED_NAMES[file.kind].partition(".")
-            name = f"{name}-{short}.{ending}"
-        elif file.name is not None:
-            name = file.name
-        else:
-            of = f"{file.split}-{file.source}" if file.source else file.split
-            shard = f"{of}-{numbers[group]:05d}-of-{totals[group]:05d}-{short}"
-            name = shard + body.path.suffix
+            stem, _, ending = PULLED_NAMES[file.kind].partition(".")
+            name = f"{stem}-{short}.{ending}"
         entry = FileEntry(
             key=f"{file.kind}/{name}",
             kind=file.kind,
@@ -505,10 +492,10 @@ def draft_manifest(
     Raises:
         ConfigError: A fact contains a credential.
     """
-    plain = {name: value for name, value in facts.items() if name != "schema"}
+    plain = {**facts}
+    schema: Any = plain.pop("schema", None)
     plain = json.loads(canonical_json(plain))  # as a reader will see it: lists, string keys
     _refuse_secrets(plain)
-    schema = facts.get("schema")
     for path in (body.path for entry, body in uploads if entry.kind == "data"):
         if schema is None and path.suffix == ".parquet":
             schema = pq.read_schema(path)
@@ -522,7 +509,7 @@ def draft_manifest(
         generation=0,
         files=tuple(entry for entry, _ in uploads),
         schema=described,
-        schema_fingerprint=schema_fingerprint(described),
+        schema_fingerprint=digest(described),
         **plain,
     )
 
@@ -579,20 +566,13 @@ def dataset_card(manifest: Manifest) -> str:
             if bars := _bars(side.length_histogram):
                 lines += ["", f"Record lengths in {for_markdown(split)}:", "", *bars]
         lines.append("")
-    form, pack = manifest.facts.configuration.format, manifest.facts.configuration.pack
-    found_settings = {
-        "format.template": form.template,
-        "format.train_on": form.train_on,
-        "pack.seq_len": pack.seq_len,
-        "pack.strategy": pack.strategy,
-    }
-    settings = [f"- `{k}`: {for_markdown(str(v))}" for k, v in found_settings.items() if v]
+    names = ("format.template", "format.train_on", "pack.seq_len", "pack.strategy")
+    values = ((name, attrgetter(name)(manifest.facts.configuration)) for name in names)
+    settings = [f"- `{name}`: {for_markdown(str(value))}" for name, value in values if value]
     if tokenizer := manifest.tokenizer_fingerprint:
         settings.append(f"- tokenizer: {markdown_code(tokenizer[:16])}")
-    settings += [
-        f"- column {markdown_code(column.name)}: {for_markdown(column.type)}"
-        for column in manifest.facts.schema.fields
-    ]
+    columns = manifest.facts.schema.fields
+    settings += [f"- column {markdown_code(c.name)}: {for_markdown(c.type)}" for c in columns]
     lines += [*settings, ""] if settings else []
     if rows := sorted(manifest.rows_by_file().items()):
         lines += [*markdown_table(("source", "rows"), rows), ""]
@@ -608,7 +588,7 @@ def dataset_card(manifest: Manifest) -> str:
 
 def _usage(manifest: Manifest) -> str:
     """Return how to load the version, and what its rows contain."""
-    split = next(iter(manifest.splits()), "train")
+    split = (*manifest.splits(), "train")[0]
     ends = (
         "Labels are not shifted. `seq_lengths` gives the lengths of the sequences in each row. "
         "With most collators, these sequences attend to each other. To prevent this, call "

@@ -82,10 +82,8 @@ class Drift:
             if value is None:
                 outcome, detail = "not reached", "a manifest lacks the numbers"
             elif limit is not None and value > limit:
-                outcome, detail = (
-                    "failed",
-                    f"{what} drift is {value:.4f}; the limit is {limit:.4f}",
-                )
+                outcome = "failed"
+                detail = f"{what} drift is {value:.4f}; the limit is {limit:.4f}"
             each = GateResult(name=name, outcome=outcome, value=value, limit=limit, detail=detail)
             results.append(each)
         return tuple(results)

@@ -45,14 +45,13 @@ from packhouse.store.manifest import (
     changed_manifest,
     committed_steps,
     parse_slot,
-    schema_fingerprint,
     schema_to_json,
 )
 from packhouse.store.object_store import ObjectNotFoundError, ObjectStore, open_store
 from packhouse.store.refs import explaining, read_ref_steps, scan_refs
 from packhouse.store.store_requests import MAX_READS, Steps, download, in_parallel, run
 from packhouse.system.disks import OF_DISKS, temporary_folder, write_whole
-from packhouse.system.fingerprint import file_sha256
+from packhouse.system.fingerprint import digest, file_sha256
 from packhouse.system.worker import at, run_in_worker
 
 log = logging.getLogger(__name__)
@@ -199,12 +198,11 @@ def open_address(text: str, name: str = "latest") -> OpenVersion:
     name = name if address.name == "latest" else address.name
     opened = open_version(address.root, address.dataset, name)
     if name in (opened.version, opened.manifest.vid):
-        log.warning(
+        said = (
             "'%s' was opened without the digest of its manifest, so a changed manifest would go "
-            "unnoticed. Use %s",
-            name,
-            opened.address,
+            "unnoticed. Use %s"
         )
+        log.warning(said, name, opened.address)
     return opened
 
 
@@ -328,10 +326,8 @@ def verify_version(opened: OpenVersion, *, num_threads: int = 4) -> VerifyReport
     refs, _ = scan_refs(opened.store, opened.dataset)
     moves = [move for ref in refs for move in ref.moves]
     recorded = {move.manifest_id for move in moves if move.version == opened.version}
-    problems = [
-        str(changed_manifest(manifest, manifest_id))
-        for manifest_id in sorted(recorded - {manifest.manifest_id})
-    ]
+    other_ids = sorted(recorded - {manifest.manifest_id})
+    problems = [str(changed_manifest(manifest, manifest_id)) for manifest_id in other_ids]
     fingerprint = manifest.tokenizer_fingerprint
     try:
         kept = fetch_tokenizer(opened.store, fingerprint)
@@ -418,9 +414,8 @@ def check_data_file(path: Path, entry: FileEntry, manifest: Manifest) -> None:
     rows = tokens = 0
     for batch in _stored_batches(path, entry=entry):
         if rows == 0 and path.suffix != ".jsonl":  # JSON has no schema
-            found = schema_to_json(batch.schema)
-            if schema_fingerprint(found) != manifest.schema_fingerprint:
-                names = batch.schema.names
+            names = batch.schema.names
+            if digest(schema_to_json(batch.schema)) != manifest.schema_fingerprint:
                 raise ContractError(f"its schema differs from the manifest; it has columns {names}")
         at(f"row {rows:,}")
         tokens += check_rows(supervised_names(batch), rows, manifest)

@@ -252,12 +252,14 @@ def read_pipeline(backend: str) -> Pipeline:
     parsed = orjson.loads(backend if cut < 0 else backend[:cut] + "}}}")
     model = parsed["model"]
     vocab, unk_id, unk_token = map(model.get, ("vocab", "unk_id", "unk_token"))
-    entries = map(
-        itemgetter("id", "content", "special", "lstrip", "rstrip"), parsed["added_tokens"]
-    )
     added = [
-        AddedToken(id=index, text=text, is_special=is_special, strips=any(strips))
-        for index, text, is_special, *strips in sorted(entries, key=itemgetter(0))
+        AddedToken(
+            id=token["id"],
+            text=token["content"],
+            is_special=token["special"],
+            strips=token["lstrip"] or token["rstrip"],
+        )
+        for token in sorted(parsed["added_tokens"], key=itemgetter("id"))
     ]
     if isinstance(vocab, list):  # Unigram's is [[piece, score], ...] in the order of ids
         model_size, pieces = len(vocab), ((index, piece) for index, (piece, _) in enumerate(vocab))

@@ -79,10 +79,9 @@ def checks_of(recipe: Recipe) -> dict[str, object]:
     return checks | ({"quality": True, **_language_key(quality.languages)} if quality else {})
 
 
-def _language_key(languages: Sequence[str]) -> dict[str, object]:
+def _language_key(languages: Sequence[str]) -> dict[str, Any]:
     """Return the JSON of the language counter for keys; empty if languages are not counted."""
-    key: dict[str, object] = function_of_addon("language_key")(languages) if languages else {}
-    return key
+    return function_of_addon("language_key")(languages) if languages else {}
 
 
 def jobs(
@@ -94,25 +93,16 @@ def jobs(
 ) -> Iterator[Job[AuditParameters]]:
     """Yield the jobs that audit shards and all records."""
     for validated, formatted, tokenized in zip(validate, format_, tokenize, strict=True):
-        yield AUDIT.job(
-            AuditParameters(of="shard", label_names=validated.parameters.source.label_names),
-            inputs=[tokenized.ref],
-            also_reads=[validated.ref, formatted.ref],
-            label=tokenized.label,
-            size=validated.size,
-        )
+        others, label, size = [validated.ref, formatted.ref], tokenized.label, validated.size
+        audit = partial(AUDIT.job, inputs=[tokenized.ref], also_reads=others, size=size)
+        names = validated.parameters.source.label_names
+        yield audit(AuditParameters(of="shard", label_names=names), label=label)
         is_given = validated.parameters.shard.row_format == "tokenized"
         if has_prompts(recipe.format) and not is_given:
-            yield AUDIT.job(
-                AuditParameters(of="inference", date=formatted.parameters.date),
-                inputs=[tokenized.ref],
-                also_reads=[validated.ref, formatted.ref],
-                label=f"prompts of {tokenized.label}",
-                size=validated.size,
-            )
+            date = formatted.parameters.date
+            yield audit(AuditParameters(of="inference", date=date), label=f"prompts of {label}")
     config = recipe.audit
-    quality = config.quality
-    if quality:
+    if quality := config.quality:
         parameters = AuditParameters(of="quality", languages=quality.languages)
         for job in validate:
             yield AUDIT.job(parameters, [job.ref], label=f"quality of {job.label}", size=job.size)

@@ -86,14 +86,14 @@ class DataParameters:
     def to_json(self) -> dict[str, object]:
         """Return the JSON that goes into the key; `cut` already reflects `max_file_mb`."""
         settings = set(FILE_SETTINGS) - {"max_file_mb"}
-        key = {
+        return {
             "of": "data",
             "cut": {name: value for name, value in asdict(self.cut).items() if value is not None},
             "publish": self.publish.model_dump(mode="json", include=settings),
             "with_label": self.with_label,
             "with_weights": self.with_weights,
+            **({"of_preferences": True} if self.of_preferences else {}),
         }
-        return key | ({"of_preferences": True} if self.of_preferences else {})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -212,14 +212,9 @@ def jobs(
         files.append(FILES.job(parameters, inputs=data, label=f"export {export.format}"))
     for number, first in enumerate(range(0, packed.rows_in, _RECORDS_PER_FILE)):
         last = min(first + _RECORDS_PER_FILE, packed.rows_in)
-        files.append(
-            FILES.job(
-                RecordsParameters(number=number, first=first, last=last),
-                inputs=[pack.ref],
-                label=f"records file {number}",
-                size=64 * (last - first),
-            )
-        )
+        records = RecordsParameters(number=number, first=first, last=last)
+        label, size = f"records file {number}", 64 * (last - first)
+        files.append(FILES.job(records, inputs=[pack.ref], label=label, size=size))
     files.append(_left_out("quarantine", tokenize, [*validate, *format_, *tokenize]))
     if any(may_drop(job.parameters) for job in validate):
         files.append(_left_out("dropped", validate, validate))
@@ -438,9 +433,7 @@ def _flat(column: pa.Array) -> Iterator[bytes]:
     elif pa.types.is_string(column.type):
         # Record ids are hex digits, so none contains the separator.
         yield "\x00".join(column.to_pylist()).encode()
-    elif pa.types.is_floating(column.type):
-        yield column.to_numpy(zero_copy_only=False).data  # loss weights, never null
-    else:
+    else:  # loss weights are never null
         column = column.fill_null(-(2**31)) if column.null_count else column
         yield column.to_numpy(zero_copy_only=False).data
 
@@ -453,15 +446,9 @@ def _write_parquet(
     # BYTE_STREAM_SPLIT is 22% faster to write, but needs readers from 2024.
     # Without page checksums, readers would not notice a flipped bit.
     # By default, pyarrow encodes 1,024 values at a time, which takes 12% longer.
-    with pq.ParquetWriter(
-        path,
-        schema,
-        compression="zstd",
-        compression_level=1,
-        write_page_checksum=True,
-        write_batch_size=2**16,
-        **options,
-    ) as writer:
+    options |= {"compression": "zstd", "compression_level": 1}
+    options |= {"write_page_checksum": True, "write_batch_size": 2**16}
+    with pq.ParquetWriter(path, schema, **options) as writer:
         for group in groups:
             writer.write_batch(group, row_group_size=group.num_rows)
 

@@ -34,7 +34,7 @@ from packhouse.run.steps.validate import VALIDATE, render_counts
 from packhouse.store import LocalFile, load_ref, open_store, open_version, publish_version
 from packhouse.store.manifest import SideCounts, TokenizerFacts, read_audit
 from packhouse.store.schema_drift import ref_gates, schema_gate
-from packhouse.system.fingerprint import digest, library_versions
+from packhouse.system.fingerprint import canonical_json, digest, library_versions
 from packhouse.tokenize.tokenizer_loading import check_unchanged, fingerprinted_bytes
 
 STEPS_BEFORE: tuple[AnyStep, ...] = (VALIDATE, FORMAT, TOKENIZE, PACK, SPLIT, AUDIT, FILES)
@@ -135,9 +135,8 @@ def job(
 
     Its key is final, so the version id is known before any work is done.
     """
-    parameters = PublishParameters(
-        dataset=recipe.dataset, publish=recipe.publish, benchmarks=benchmarks
-    )
+    name, publish = recipe.dataset, recipe.publish
+    parameters = PublishParameters(dataset=name, publish=publish, benchmarks=benchmarks)
     return PUBLISH.job(parameters, inputs=[split.ref])
 
 
@@ -151,10 +150,8 @@ def compute(work: JobContext[PublishParameters], folder: Path) -> PublishFacts:
     validated, tokenized = work.inputs(VALIDATE), work.inputs(TOKENIZE)
     receipts = [*validated, *work.inputs(FORMAT), *tokenized, packed, split]
     data = [each.facts for each in work.inputs(FILES) if each.facts.content is not None]
-    encoders: list[dict[str, object]] = []
-    for receipt in tokenized:
-        if receipt.facts.encoder not in encoders:
-            encoders.append(receipt.facts.encoder)
+    # By their JSON, because a dict cannot be a key.
+    encoders = {canonical_json(r.facts.encoder): r.facts.encoder for r in tokenized}
     tallies: dict[str, Counter[str]] = {side: Counter() for side in SIDES}
     for written in data:
         assert written.tally is not None
@@ -174,7 +171,7 @@ def compute(work: JobContext[PublishParameters], folder: Path) -> PublishFacts:
         split=packed.facts.split,
         sources=tuple(receipt.facts.lineage() for receipt in validated),
         tokenizer=tokenized[0].facts.tokenizer,
-        encoders=tuple(encoders),
+        encoders=tuple(encoders.values()),
         audit=combine_audits(work),
     )
     # Made here rather than in `commit`, so that an unchanged run does not draw it again.

@@ -131,13 +131,11 @@ class ValidateFacts(ShardCounts):
     def lineage(self) -> dict[str, object]:
         """Return the shard's entry for the manifest."""
         facts = {**asdict(self.origin), "rows": self.rows_in}
-        if self.dropped:
-            facts["dropped"] = dict(self.dropped)
-        if self.filtered:
-            facts["filtered"] = dict(self.filtered)
         if not self.origin.is_tokenized:  # only manifests of tokenized sources have this key
             del facts["is_tokenized"]
-        return facts | ({"unused_fields": self.extra_fields} if self.extra_fields else {})
+        counts = {"dropped": self.dropped, "filtered": self.filtered}
+        counts["unused_fields"] = self.extra_fields
+        return facts | {name: dict(each) for name, each in counts.items() if each}
 
 
 def jobs(recipe: Recipe, tokenizer: str) -> Iterator[Job[ValidateParameters]]:
@@ -225,8 +223,7 @@ def check_all_text_is_read(
     """
     shards = []
     for job, receipt in zip(jobs, receipts, strict=True):
-        facts = receipt.facts
-        assert isinstance(facts, ValidateFacts)
+        facts: ValidateFacts = receipt.facts
         rows = facts.rows_in - facts.num_bad_rows - sum(facts.dropped.values())
         source, shard = job.parameters.source, job.parameters.shard
         shards.append(TextOfShard(source, shard, rows, facts.unread_text))
@@ -286,6 +283,7 @@ def compute(work: JobContext[ValidateParameters], folder: Path) -> ValidateFacts
         check_unchanged(work.recipe.tokenizer, parameters.tokenizer)
     rows.write(folder)
     by_expression = Counter(rows.dropped["detail"].to_pylist())
+    filters = parameters.source.filters
     return ValidateFacts(
         # Count what was read, not what came out, so that the ledger can compare both.
         rows_in=rows.num_records,
@@ -296,11 +294,7 @@ def compute(work: JobContext[ValidateParameters], folder: Path) -> ValidateFacts
         notes=dict(sorted(rows.notes.items())),
         extra_fields=rows.extra_fields,
         unread_text=rows.unread_text,
-        filtered={
-            text: by_expression[text] for text in parameters.source.filters if by_expression[text]
-        }
-        if len(parameters.source.filters) > 1
-        else {},
+        filtered={n: by_expression[n] for n in filters if by_expression[n] and len(filters) > 1},
         origin=Origin(
             file=parameters.shard.file,
             row_start=parameters.shard.row_start,

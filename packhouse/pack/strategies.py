@@ -396,9 +396,8 @@ def _plugin_planner(strategy: str) -> Callable[[Lengths, int, int | None], PackP
         times = np.bincount(order, minlength=len(lengths))
         if (times != 1).any():
             index = int(np.argmax(times != 1))
-            raise PluginError(
-                f"{plugin} packed sequence {index} {times[index]} times; expected once"
-            )
+            said = f"packed sequence {index} {times[index]} times; expected once"
+            raise PluginError(f"{plugin} {said}")
         if not sizes.all():
             raise PluginError(f"{plugin} returned an empty pack ({int(np.argmin(sizes))})")
         packed = _plan_of(order, sizes, lengths, seq_len, strategy)

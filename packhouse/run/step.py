@@ -435,19 +435,14 @@ class LocalRunner:
                 requests = self._forks.requests
             # Spawned: a fork would lose Arrow's threads. `forkserver` saves 1 s, but keeps running
             # after the run, with the environment of the first one.
-            self._pool = ProcessPoolExecutor(
-                self.workers,
-                mp_context=multiprocessing.get_context("spawn"),
-                initializer=partial(begin_pool_process, requests),
-            )
+            spawn, begin = multiprocessing.get_context("spawn"), begin_pool_process
+            self._pool = ProcessPoolExecutor(self.workers, spawn, begin, (requests,))
         # Processes inherit blocked signals. A terminal sends Ctrl-C and its hang-up to all of them,
         # and each would print a traceback. `__exit__` stops them instead.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
         try:
-            futures = [
-                self._pool.submit(execute_group, group, self.recipe, self.workspace)
-                for group in groups
-            ]
+            run = partial(execute_group, recipe=self.recipe, workspace=self.workspace)
+            futures = [self._pool.submit(run, group) for group in groups]
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         done: list[AnyReceipt] = []

@@ -469,18 +469,11 @@ def name_files(files: Sequence[LocalFile]) -> Uploads:
         if file.kind in PULLED_NAMES:
             stem, _, ending = PULLED_NAMES[file.kind].partition(".")
             name = f"{stem}-{short}.{ending}"
-        entry = FileEntry(
-            key=f"{file.kind}/{name}",
-            kind=file.kind,
-            split=file.split,
-            size=body.size,
-            sha256=body.sha256,
-            rows=file.rows,
-            tokens=file.tokens,
-            source=file.source,
-        )
+        names = ("kind", "split", "rows", "tokens", "source")
+        same = {name: getattr(file, name) for name in names}
+        key = f"{file.kind}/{name}"
+        uploads.append((FileEntry(key=key, size=body.size, sha256=body.sha256, **same), body))
         numbers[group] += 1
-        uploads.append((entry, body))
     return tuple(uploads)
 
 

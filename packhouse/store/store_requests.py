@@ -183,6 +183,9 @@ def download(key: str, path: Path, size: int) -> Steps[None]:
             started = yield Pause(error, attempt, started)
 
 
+_RETRIED = "store '%s' does not respond (%s): attempt %d in %.1f s, giving up %.0f s after that"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RetryPolicy:
     """How long to retry after a transient error."""
@@ -235,11 +238,7 @@ def run(
                     if left < 0:
                         raise cause
                     if retry.is_logged and isinstance(cause, TransientError):
-                        text = (
-                            "store '%s' does not respond (%s): attempt %d in %.1f s, giving up "
-                            "%.0f s after that"
-                        )
-                        log.warning(text, store.uri, cause, attempt + 2, delay, left)
+                        log.warning(_RETRIED, store.uri, cause, attempt + 2, delay, left)
                     time.sleep(delay)  # a store that is overloaded needs time to recover
                     answer = started
                 case All(parts):

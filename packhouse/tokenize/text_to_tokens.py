@@ -158,11 +158,8 @@ def tokenize_shard(
         tokenized = tokenized.take(np.setdiff1d(np.arange(tokenized.num_rows), list(faults)))
     write_table(folder / "tokenized.arrow", tokenized)
     write_table(folder / REFUSED, refused)
-    tokenizer = {
-        "fingerprint": snapshot.fingerprint,
-        "class": snapshot.class_name,
-        "vocab_size": snapshot.vocab_size,
-    }
+    names = ("fingerprint", "class_name", "vocab_size")
+    tokenizer = {name: getattr(snapshot, name) for name in names}
     return {"notes": dict(notes), "encoder": result.encoder, "tokenizer": tokenizer}
 
 

@@ -292,20 +292,14 @@ def cut_files(split: Side, num_packs: int, num_tokens: int, config: PublishConfi
 
 def local_files(work: JobContext[Any]) -> list[LocalFile]:
     """Return the files that the publish job reads, in the order of the manifest."""
-    return [
-        LocalFile(
-            path=written.path(file.name),
-            split=file.split,
-            rows=file.rows,
-            tokens=file.tokens,
-            sha256=written.files[file.name].sha256,
-            kind=file.kind,
-            name=file.path,
-            source=file.source,
-        )
-        for written in work.inputs(FILES)
-        for file in written.facts.files
-    ]
+    files = []
+    for written in work.inputs(FILES):
+        for file in written.facts.files:
+            path, sha256 = written.path(file.name), written.files[file.name].sha256
+            same = {name: getattr(file, name) for name in ("split", "rows", "tokens", "kind")}
+            source, name = file.source, file.path
+            files.append(LocalFile(path, **same, sha256=sha256, name=name, source=source))
+    return files
 
 
 def compute(work: JobContext[FilesParameters], folder: Path) -> FilesFacts:

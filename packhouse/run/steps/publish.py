@@ -177,13 +177,9 @@ def compute(work: JobContext[PublishParameters], folder: Path) -> PublishFacts:
     # Made here rather than in `commit`, so that an unchanged run does not draw it again.
     if work.recipe.publish.report and has_function("unpublished_report"):
         # Publishing Alpaca takes 1.9 s with the report and 0.1 s without.
-        html = function_of_addon("unpublished_report")(
-            work.recipe.dataset,
-            work.job.key[:16],
-            local_files(work),
-            _manifest_facts(facts, work.recipe),
-            work.workspace.tokenizers,
-        )
+        draw, tokenizers = function_of_addon("unpublished_report"), work.workspace.tokenizers
+        version = work.recipe.dataset, work.job.key[:16], local_files(work)
+        html = draw(*version, _manifest_facts(facts, work.recipe), tokenizers)
         (folder / _REPORT).write_text(html, encoding="utf-8")
     return facts
 
@@ -211,6 +207,7 @@ def commit(
     store = open_store(config.store)
     # Current ref if it must stay where it is; None if it may move or does not exist yet.
     at = None if config.move_ref else load_ref(store, recipe.dataset, config.ref)
+    read = partial(_tokenizer_bytes, recipe.tokenizer, facts.tokenizer.fingerprint)
     try:
         published = publish_version(
             store,
@@ -220,9 +217,7 @@ def commit(
             _manifest_facts(facts, recipe),
             ref=None if at else config.ref,
             limits=config,
-            tokenizer=partial(_tokenizer_bytes, recipe.tokenizer, facts.tokenizer.fingerprint)
-            if config.keep_tokenizer
-            else None,
+            tokenizer=read if config.keep_tokenizer else None,
             by=work.workspace.moved_by,
         )
     except PackhouseError as error:
@@ -269,12 +264,9 @@ def _manifest_facts(facts: PublishFacts, recipe: Recipe) -> dict[str, object]:
         counts["split"] = asdict(facts.split)
     tokenizer = asdict(facts.tokenizer)
     tokenizer["class"] = tokenizer.pop("class_name")
-    sql = {
-        name
-        for source in recipe.sources
-        if source.is_reshaped
-        for name in function_of_addon("expression_libraries")(source)
-    }
+    sql: set[str] = set()
+    for source in filter(lambda source: source.is_reshaped, recipe.sources):
+        sql.update(function_of_addon("expression_libraries")(source))
     # The name is not part of the version: the same tokenizer files from a folder give the same one.
     name = {"tokenizer": recipe.tokenizer} if HUB_NAME.fullmatch(recipe.tokenizer) else {}
     limits = recipe.audit.model_dump(

@@ -13,7 +13,7 @@ model's `forward` does not name, including `seq_lengths`, and nothing else would
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -171,9 +171,9 @@ def _read_column(
         raise ContractError(f"{where} has {name} of shape {array.shape}. Pass one flat list.")
     # numpy makes floats of an empty list.
     if array.size and array.dtype.kind not in kinds:
+        due = "numbers" if "f" in kinds else "integers"
         raise ContractError(
-            f"{where} has {name} of type {array.dtype} instead of "
-            f"{'numbers' if 'f' in kinds else 'integers'}. Cast them."
+            f"{where} has {name} of type {array.dtype} instead of {due}. Cast them."
         )
     if size is not None and len(array) != size:
         raise ContractError(f"{where} has {size:,} input_ids and {len(array):,} {name}")
@@ -373,11 +373,8 @@ def _cells(name: str, column: pa.Array) -> Callable[[int], Any]:
         raise ContractError(f"column '{name}' has nulls. Every row needs a list of numbers.")
     if name == "trained_ranges":
         ranges = read_ranges(column)
-        starts, ends, bounds = ranges.starts, ranges.ends, ranges.offsets
-        return lambda row: (
-            starts[bounds[row] : bounds[row + 1]],
-            ends[bounds[row] : bounds[row + 1]],
-        )
+        bounds, sides = ranges.offsets, (ranges.starts, ranges.ends)
+        return lambda row: tuple(side[bounds[row] : bounds[row + 1]] for side in sides)
     values, offsets = flat_list(column)  # [[5, 6, 7], [8, 9]]: 5 6 7 8 9 and 0 3 5; row 1 is 8 9
     return lambda row: values[offsets[row] : offsets[row + 1]]
 
@@ -438,8 +435,7 @@ class PackStat:
     def __str__(self) -> str:
         return (
             f"{counted(self.num_records, 'record')} in {counted(self.num_rows, 'row')} of up to "
-            f"{self.seq_len:,} "
-            f"tokens: {counted(self.num_tokens, 'token')}, {100 * self.fill:.2f}% full, "
+            f"{self.seq_len:,} tokens: {counted(self.num_tokens, 'token')}, {self.fill:.2%} full, "
             f"{self.num_trained:,} trained; {counted(self.num_dropped, 'record')} dropped; "
             f"{self.padded_ratio:.1f}x fewer rows than with one record per row"
         )
@@ -514,7 +510,7 @@ class PackedDataset(torch.utils.data.Dataset):
         self._plan: PackPlan | None = None
         self._settings: tuple[int, str, int | None, int, int] | None = None
         """Arguments for planning; None if rows are already packs."""
-        self._order: npt.NDArray[np.int64] = np.empty(0, np.int64)
+        self._order: Ints = np.empty(0, np.int64)
         """Row numbers, pack after pack, if there is a plan."""
         if seq_len is not None:
             lengths = _lengths_of_records(self._rows)
@@ -586,19 +582,14 @@ class PackedDataset(torch.utils.data.Dataset):
             return self._rows[index]
         first, last = self._plan.pack_offsets[index : index + 2]
         rows = [self._rows[int(number)] for number in self._order[first:last]]
-        is_weighted = any(row.loss_weights is not None for row in rows)
-        weights = [
-            np.ones(len(row.input_ids), np.float32)
-            if row.loss_weights is None
-            else row.loss_weights
-            for row in rows
-        ]
-        return Row(
-            np.concatenate([row.input_ids for row in rows]),
-            np.concatenate([row.labels for row in rows]),
-            np.concatenate([row.seq_lengths for row in rows]),
-            np.concatenate(weights) if is_weighted else None,
-        )
+        parts = ((row.input_ids, row.labels, row.seq_lengths) for row in rows)
+        ids, labels, lengths = map(np.concatenate, zip(*parts, strict=True))
+        row = Row(ids, labels, lengths)
+        if all(each.loss_weights is None for each in rows):
+            return row
+        ones = np.ones(len(ids), np.float32)
+        weights = [ones[: len(r.input_ids)] if (w := r.loss_weights) is None else w for r in rows]
+        return replace(row, loss_weights=np.concatenate(weights))
 
     def __getstate__(self) -> dict[str, object]:
         # Leave out mapped tables, which would be copied into every worker; they are mapped again.

@@ -46,7 +46,7 @@ from typing_extensions import override
 
 from packhouse.errors import ConfigError, EmptyDatasetError, IntegrityError, VersionNotFoundError
 from packhouse.pack.pack_columns import IGNORE_INDEX, preference_names, published_schema, to_layout
-from packhouse.records.arrays import flat_list, list_array, one_chunk
+from packhouse.records.arrays import Int64s, flat_list, list_array, one_chunk
 from packhouse.store import FileEntry, OpenVersion, open_store
 from packhouse.store.local_folder import LocalStore
 from packhouse.store.manifest import Manifest, changed_manifest, parse_slot
@@ -202,12 +202,8 @@ def open_split(
             )
         if not manifest.manifest_id.startswith(recorded):
             raise changed_manifest(manifest, recorded, "the address")
-        opened = _Pulled(
-            store=open_store(folder),
-            dataset=manifest.dataset,
-            version=manifest.version,
-            manifest=manifest,
-        )
+        name, version, store = manifest.dataset, manifest.version, open_store(folder)
+        opened = _Pulled(store=store, dataset=name, version=version, manifest=manifest)
     if preferences != (opened.manifest.preferences is not None):
         raise ConfigError(
             f"{opened.dataset} {opened.version} has no preferences. Load it with load_packed."
@@ -544,26 +540,16 @@ def preference_columns(batch: pa.RecordBatch) -> pa.RecordBatch:
         [{'prompt_ids': [5, 6], 'chosen_ids': [7, 8], 'rejected_ids': [9], 'record_id': 'a'}]
     """
     found = _Sequences(batch)
+    labels = flat_list(batch["labels"])[0]
+    num_prompt = np.add.reduceat(labels == IGNORE_INDEX, found.starts, dtype=np.int64)
     # Sequences of 2 + 2 and of 2 + 1 tokens -> pieces from 0, 2, 4, 6: prompt, answer, prompt, ...
-    starts = np.stack([found.starts, found.starts + found.num_prompt], axis=1).ravel()
-    pieces = list_array(
-        pa.array(found.ids, pa.int32()), np.append(starts, len(found.ids)), pa.int32()
-    )
-    if found.is_paired:
-        columns = {
-            "prompt_ids": _every(pieces, 0, 4),
-            "chosen_ids": _every(pieces, 1, 4),
-            "rejected_ids": _every(pieces, 3, 4),
-            "record_id": _every(found.names, 0, 2),
-        }
-    else:
-        columns = {
-            "prompt_ids": _every(pieces, 0, 2),
-            "completion_ids": _every(pieces, 1, 2),
-            "label": one_chunk(batch["label"]).cast(pa.bool_()),
-            "record_id": found.names,
-        }
-    return pa.RecordBatch.from_pydict(columns)
+    pieces = found.cut(np.stack([found.starts, found.starts + num_prompt], axis=1).ravel())
+    if "label" in batch.schema.names:
+        columns = {"prompt_ids": pieces[::2], "completion_ids": pieces[1::2]}
+        columns["label"] = one_chunk(batch["label"]).cast(pa.bool_())
+        return pa.RecordBatch.from_pydict(columns | {"record_id": found.names})
+    columns = {"prompt_ids": pieces[::4], "chosen_ids": pieces[1::4], "rejected_ids": pieces[3::4]}
+    return pa.RecordBatch.from_pydict(columns | {"record_id": found.names[::2]})
 
 
 def reward_columns(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -573,30 +559,25 @@ def reward_columns(batch: pa.RecordBatch) -> pa.RecordBatch:
         batch: published rows of pairs, with `labels`.
     """
     found = _Sequences(batch)
-    whole = list_array(
-        pa.array(found.ids, pa.int32()), np.append(found.starts, len(found.ids)), pa.int32()
-    )
-    columns = {"chosen_ids": _every(whole, 0, 2), "rejected_ids": _every(whole, 1, 2)}
-    return pa.RecordBatch.from_pydict(columns | {"record_id": _every(found.names, 0, 2)})
+    whole = found.cut(found.starts)
+    columns = {"chosen_ids": whole[::2], "rejected_ids": whole[1::2]}
+    return pa.RecordBatch.from_pydict(columns | {"record_id": found.names[::2]})
 
 
 class _Sequences:
-    """All sequences of rows, each a prompt and a trained answer."""
+    """All sequences of rows, each a prompt, which is not trained, and a trained answer."""
 
     def __init__(self, batch: pa.RecordBatch) -> None:
-        self.is_paired = "label" not in batch.schema.names
         self.ids, _ = flat_list(batch["input_ids"])
         lengths, _ = flat_list(batch["seq_lengths"])
         self.names = one_chunk(batch["record_ids"]).flatten()
-        labels, _ = flat_list(batch["labels"])
         self.starts = np.cumsum(lengths, dtype=np.int64) - lengths
-        is_prompt = labels == IGNORE_INDEX
-        # A sequence is a prompt, which is not trained, and a trained answer.
-        self.num_prompt = np.add.reduceat(is_prompt, self.starts, dtype=np.int64)
 
-
-def _every(values: pa.Array, first: int, step: int) -> pa.Array:
-    return values.take(pa.array(np.arange(first, len(values), step)))
+    def cut(self, starts: Int64s) -> pa.ListArray:
+        """Return all ids as lists that begin at these tokens."""
+        return list_array(
+            pa.array(self.ids, pa.int32()), np.append(starts, len(self.ids)), pa.int32()
+        )
 
 
 # A guarded model (`enable_packing`) notices if a collator lost record boundaries. A batch does not

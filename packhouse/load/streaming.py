@@ -312,8 +312,7 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):
                 raise ConfigError(
                     f"the loader state has no '{name}'. Pass the value that state_dict() returned."
                 )
-        epoch, packs, skip = state["epoch"], state["packs"], state.get("worker_rows", 0)
-        counts = (epoch, packs, skip)
+        counts = (state["epoch"], state["packs"], state.get("worker_rows", 0))
         if any(not isinstance(count, int) or not 0 <= count < 2**63 for count in counts):
             raise ConfigError(
                 "the loader state has a negative or non-integer count. Pass the value that "
@@ -326,7 +325,7 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):
                     f"dataset has {own!r}. Use the same value, or start a new epoch."
                 )
         if "worker_rows" not in state:
-            return epoch, packs, skip
+            return counts
         if torch.utils.data.get_worker_info() is None:
             raise ConfigError(
                 "the loader state is from a DataLoader worker. Pass the value that "
@@ -339,7 +338,7 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):
                     f"here it is {own}. Use the same value, or save state_dict(rows_seen=...), "
                     "which works with any value."
                 )
-        return epoch, packs, skip
+        return counts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -391,10 +390,8 @@ class Reader:
         if group is None or group.file != file or not 0 <= within - group.first < len(group.rows):
             self._groups.pop(lane, None)  # free its memory before decoding the next one
             if file not in self._files:
-                data = self._data
-                self._files[file] = RowGroups(
-                    data._opened, self._entries[file], data._cache, data._verify
-                )
+                opened, entry, data = self._data.opened, self._entries[file], self._data
+                self._files[file] = RowGroups(opened, entry, data._cache, data._verify)
             groups = self._files[file]
             order = np.arange(len(groups.sizes))
             if self._seed is not None:
@@ -463,12 +460,11 @@ class RowGroups:
             return table if columns is None else table.select(columns)
         # One row group is about 2 M tokens or 16 MB, and each lane holds one.
         try:
-            table = self._parquet.read_row_group(group, columns)
+            return self._parquet.read_row_group(group, columns)
         except MemoryError:  # Arrow's is a subclass
             raise
         except (pa.ArrowException, OSError) as error:
             raise IntegrityError(f"'{self._uri}' cannot be read: {error}") from None
-        return table
 
 
 def _find_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
@@ -479,15 +475,14 @@ def _find_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
             rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
         else:
             # torchrun sets them before a process group exists.
-            environment = {"RANK": "0", "WORLD_SIZE": "1"}
-            for name in environment:
-                environment[name] = os.environ.get(name, environment[name])
-                if not environment[name].isdecimal():
+            found = {"RANK": "0", "WORLD_SIZE": "1"}
+            for name, default in found.items():
+                found[name] = text = os.environ.get(name, default)
+                if not text.isdecimal():
                     raise ConfigError(
-                        f"environment variable {name} is '{environment[name]}'. Set it to an "
-                        "integer."
+                        f"environment variable {name} is '{text}'. Set it to an integer."
                     )
-            rank, world_size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
+            rank, world_size = map(int, found.values())
     if not 0 <= rank < world_size:
         raise ConfigError(f"rank {rank} must be at least 0 and below world_size {world_size}")
     return rank, world_size

@@ -620,11 +620,9 @@ class RecordRows(Sequence[Row]):
     def __getitem__(self, index: int) -> Row:  # type: ignore[override]  # one row: no slices
         pack, start = self._packs[int(self._pack[index])], int(self._starts[index])
         part = slice(start, start + int(self.lengths[index]))
+        weights = None if pack.loss_weights is None else pack.loss_weights[part]
         return Row(
-            pack.input_ids[part],
-            pack.labels[part],
-            self.lengths[index : index + 1],
-            None if pack.loss_weights is None else pack.loss_weights[part],
+            pack.input_ids[part], pack.labels[part], self.lengths[index : index + 1], weights
         )
 
 

@@ -24,7 +24,6 @@ the same tokens with labels and bounds, for trainers that take packs.
 
 import fcntl
 import hashlib
-import json
 import os
 import stat
 import sys
@@ -39,7 +38,6 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 import numpy.typing as npt
-import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 from typing_extensions import override
@@ -51,10 +49,16 @@ from packhouse.store import FileEntry, OpenVersion, open_store
 from packhouse.store.local_folder import LocalStore
 from packhouse.store.manifest import Manifest, changed_manifest, parse_slot
 from packhouse.store.object_keys import split_pinned
-from packhouse.store.version_reader import check_footer, open_address, read_batches
-from packhouse.system.disks import check_cache, default_cache, disk_errors, write_whole
+from packhouse.store.version_reader import (
+    check_footer,
+    decode_in_worker,
+    open_address,
+    read_batches,
+    reading,
+)
+from packhouse.system import disks
 from packhouse.system.fingerprint import file_sha256
-from packhouse.system.worker import at, run_in_worker
+from packhouse.system.worker import at
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -171,7 +175,7 @@ def cache_folder(cache: str | Path | None) -> Path:
     Raises:
         ConfigError: a file is in the way of the folder.
     """
-    return check_cache(Path(cache) if cache is not None else default_cache())
+    return disks.check_cache(Path(cache) if cache is not None else disks.default_cache())
 
 
 def open_split(
@@ -295,7 +299,7 @@ def mapped_file(
             left.unlink(missing_ok=True)
         staged = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
         try:
-            _decode(partial(_write_rows, source, entry, columns, staged), source, entry)
+            decode_in_worker(partial(_write_rows, source, entry, columns, staged), entry)
             os.replace(staged, path)
         finally:
             staged.unlink(missing_ok=True)
@@ -334,36 +338,27 @@ def check_row_groups(path: Path, entry: FileEntry, cache: Path) -> None:
     # A footer may count less than its pages hold: 575 bytes stood for 200 MB.
     # Once per machine: a trainer must not be killed because a row group needs too much memory.
     proof = cache / "loaded" / f"{entry.sha256}.bounded"
-    with disk_errors(proof.parent), locked(proof):
+    with disks.disk_errors(proof.parent), locked(proof):
         if not proof.exists():
-            _decode(partial(_read_row_groups, path, entry), path, entry)
-            write_whole(proof, b"")
+            decode_in_worker(partial(_read_row_groups, path, entry), entry)
+            disks.write_whole(proof, b"")
 
 
 def _read_row_groups(path: Path, entry: FileEntry) -> None:
-    try:
-        with pq.ParquetFile(path, page_checksum_verification=True) as file:
-            check_footer(file.metadata, entry)
-            for number in range(file.num_row_groups):
-                at(f"row group {number}")
-                size = file.read_row_group(number).nbytes
-                if size > _MAX_GROUP_BYTES:
-                    raise IntegrityError(
-                        f"row group {number} of '{entry.key}' decodes to {size:,} bytes; the limit "
-                        f"of a stream is {_MAX_GROUP_BYTES:,}. Use load_packed, or publish it "
-                        "again.",
-                        key=entry.key,
-                    )
-    except MemoryError:  # Arrow's is a subclass
-        raise
-    except (pa.ArrowException, OSError) as error:
-        raise IntegrityError(f"'{entry.key}' cannot be read: {error}", key=entry.key) from None
-
-
-def _decode(call: Callable[[], None], path: Path, entry: FileEntry) -> None:
-    """Decode a file in a worker, because a few kilobytes of Parquet may decode to gigabytes."""
-    size = path.stat().st_size
-    run_in_worker(call, what=f"'{entry.key}'", blames=IntegrityError, num_bytes=size)
+    with (
+        reading(entry.key, key=entry.key),
+        pq.ParquetFile(path, page_checksum_verification=True) as file,
+    ):
+        check_footer(file.metadata, entry)
+        for number in range(file.num_row_groups):
+            at(f"row group {number}")
+            size = file.read_row_group(number).nbytes
+            if size > _MAX_GROUP_BYTES:
+                raise IntegrityError(
+                    f"row group {number} of '{entry.key}' decodes to {size:,} bytes; the limit of "
+                    f"a stream is {_MAX_GROUP_BYTES:,}. Use load_packed, or publish it again.",
+                    key=entry.key,
+                )
 
 
 _State = tuple[int, int, int, int, int]
@@ -380,13 +375,14 @@ def _verified(
     Args:
         path: file.
         sha256: expected sha256; None for a file made here, whose receipt has it.
-        receipt: JSON file with sha256, size and modification time of the verified bytes.
+        receipt: file of `write_checked` with sha256, size and modification time of the verified
+            bytes.
         verify: compare the sha256 once in this process; if False, size and time are enough.
         make: makes the file.
     """
     if _is_trusted(path, sha256, receipt, verify):
         return path
-    with disk_errors(receipt.parent), locked(receipt):
+    with disks.disk_errors(receipt.parent), locked(receipt):
         # Ranks start together: another one may have made the file while this one waited.
         if _is_trusted(path, sha256, receipt, verify):
             return path
@@ -396,21 +392,15 @@ def _verified(
         before, found = _state(path), file_sha256(path)
         if before is None or before != _state(path) or found != (sha256 or found):
             raise IntegrityError(f"'{path}' changed while it was being read. Load it again.")
-        verified = {"sha256": found, "size": before[2], "mtime_ns": before[3]}
-        write_whole(receipt, json.dumps(verified, sort_keys=True).encode())
+        disks.write_checked(receipt, {"sha256": found, "size": before[2], "mtime_ns": before[3]})
         _hashed[str(path), found] = before
     return path
 
 
 def _is_trusted(path: Path, sha256: str | None, receipt: Path, verify: bool) -> bool:
-    state = _state(path)
-    try:
-        verified = orjson.loads(receipt.read_bytes())
-    except (FileNotFoundError, ValueError):
-        verified = {}
-    verified = verified if isinstance(verified, dict) else {}
+    state, verified = _state(path), disks.read_checked(receipt) or {}
     digest = sha256 or verified.get("sha256")
-    if state is None or not isinstance(digest, str):
+    if state is None or digest is None:
         return False
     if not verify:
         return (verified.get("size"), verified.get("mtime_ns")) == (state[2], state[3])

@@ -33,7 +33,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from packhouse.errors import ConfigError, IntegrityError
+from packhouse.errors import ConfigError
 from packhouse.load.dataset import ArrowRows, Row
 from packhouse.load.mapped_rows import (
     MOST_PACKS,
@@ -46,6 +46,7 @@ from packhouse.load.mapped_rows import (
 )
 from packhouse.pack.shuffle import permutation, splitmix64
 from packhouse.store import FileEntry, OpenVersion, open_store
+from packhouse.store.version_reader import reading
 
 # Indices into the state shared between processes. From `_ENDED` on: 1 for each reader of the pass
 # (each worker, or the process itself) that has reached the end of its part.
@@ -200,8 +201,7 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):
 
     def _is_over(self) -> bool:
         """Return True if all readers of the last pass have reached the end."""
-        num_readers = max(1, int(self._shared[_NUM_WORKERS]))
-        return bool(self._shared[_ENDED : _ENDED + num_readers].all())
+        return bool(self._shared[_ENDED:][: max(1, int(self._shared[_NUM_WORKERS]))].all())
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         worker = torch.utils.data.get_worker_info()
@@ -459,12 +459,8 @@ class RowGroups:
             table = pa.Table.from_batches([self._batches[group]])
             return table if columns is None else table.select(columns)
         # One row group is about 2 M tokens or 16 MB, and each lane holds one.
-        try:
+        with reading(self._uri):
             return self._parquet.read_row_group(group, columns)
-        except MemoryError:  # Arrow's is a subclass
-            raise
-        except (pa.ArrowException, OSError) as error:
-            raise IntegrityError(f"'{self._uri}' cannot be read: {error}") from None
 
 
 def _find_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:

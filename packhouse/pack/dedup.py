@@ -287,13 +287,12 @@ def deduplicate(
         # If row 4 equals row 2, and 2 was dropped because it is near row 1, 4 is dropped for 1 too.
         stays = np.where(repeats_of[first] < 0, first, repeats_of[first])
         repeats_of[later], reasons[later] = stays, _DUPLICATE
-    if config.exact == "same_side" or config.near in ("drop", "same_side"):
+    joins_near = config.near in ("drop", "same_side")
+    if config.exact == "same_side" or joins_near:
         is_led = np.isin(found.led[:, 0], found.near) & (found.led[:, 0] != found.led[:, 1])
-        near = config.near in ("drop", "same_side")
-        joined = [found.near, found.led[is_led]] if near else []
         # Also the pairs that are not dropped, so that both rows are in the same split.
-        pairs = np.concatenate([found.equal, *joined])
-        group_keys = join_groups(group_keys, pairs, split_seed)
+        pairs = [found.equal, *([found.near, found.led[is_led]] if joins_near else [])]
+        group_keys = join_groups(group_keys, np.concatenate(pairs), split_seed)
     admitted = admitted.without(reasons == _NEAR, "near_duplicate")
     admitted = admitted.without(reasons == _DUPLICATE, "duplicate")
     return Deduplicated(admitted, group_keys, repeats_of, found)
@@ -355,8 +354,7 @@ def drop_in_order(pairs: Pairs) -> Pairs:
     for first, second in pairs.tolist():
         if first not in kept_for and second not in kept_for:
             kept_for[second] = first
-    dropped = [(kept, row) for row, kept in kept_for.items()]
-    return np.array(dropped, np.int64).reshape(-1, 2)
+    return np.array([(kept, row) for row, kept in kept_for.items()], np.int64).reshape(-1, 2)
 
 
 @dataclass(frozen=True, slots=True)

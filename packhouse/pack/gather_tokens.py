@@ -116,12 +116,10 @@ class _Records:
         self.name_offsets = _concatenate([offsets for _, offsets in names])
         ranges = [read_ranges(batch["trained_ranges"]) for batch in batches]
         before = np.cumsum([0] + [len(each.starts) for each in ranges])
-        offsets = [each.offsets + base for each, base in zip(ranges, before, strict=False)]
-        self.ranges = Ranges(
-            _concatenate([each.astype(np.int32) for each in offsets]),
-            _concatenate([each.starts for each in ranges]),
-            _concatenate([each.ends for each in ranges]),
-        )
+        bases = zip(ranges, before, strict=False)
+        offsets = [(each.offsets + base).astype(np.int32) for each, base in bases]
+        columns = offsets, [each.starts for each in ranges], [each.ends for each in ranges]
+        self.ranges = Ranges(*map(_concatenate, columns))
         pairs = zip(batches, ranges, strict=True)
         weights = [flat_weights(batch["range_weights"], each.counts) for batch, each in pairs]
         self.weights: Float32s | None = None

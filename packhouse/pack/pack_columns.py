@@ -333,8 +333,7 @@ class _Fault(NamedTuple):
 def _unequal(column: str, found: Values, due: Values, what: str) -> _Fault:
     """Return the rows whose number of values differs from the number required."""
     sums = "add up to" if column == "seq_lengths" else "are"
-    said = f"{sums} {{:,}}, but it has {{:,}} {what}"
-    return _Fault(column, found != due, said, (found, due))
+    return _Fault(column, found != due, f"{sums} {{:,}}, but it has {{:,}} {what}", (found, due))
 
 
 def _faults(

@@ -29,6 +29,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import cast
 
 from packhouse.errors import DiskError, EmptyDatasetError, QuarantineLimitError
 from packhouse.read import SourceShard
@@ -227,10 +228,8 @@ def output_jobs(
             "Raise pack.seq_len, or set pack.over_length to truncate_turns."
         )
     written = files.jobs(recipe, plan.validate, plan.format, plan.tokenize, plan.pack, packed)
-    reads = (
-        *(plan.split, *plan.validate, *plan.format, *plan.tokenize, plan.pack),
-        *(*plan.side_jobs, *plan.audit, *written),
-    )
+    reads = [plan.split, *plan.validate, *plan.format, *plan.tokenize, plan.pack]
+    reads += [*plan.side_jobs, *plan.audit, *written]
     # Its key does not change: the keys of these jobs are derived from keys that it covers already.
     return written, replace(plan.publish, inputs=tuple(job.ref for job in reads))
 
@@ -405,8 +404,7 @@ def check_golden(recipe: Recipe, tokenizers: Path) -> GateResult:
     if recipe.golden is None:
         detail = "the recipe pins no conversations"
         return GateResult(name="golden", outcome="not reached", detail=detail)
-    checked: GateResult = function_of_addon("check_pinned")(recipe, tokenizers)
-    return checked
+    return cast("GateResult", function_of_addon("check_pinned")(recipe, tokenizers))
 
 
 @dataclass(slots=True)

@@ -146,14 +146,12 @@ class Step(Generic[P, F]):
         """
         # Strict JSON rejects "5" for 5, but still accepts a list for a tuple.
         adapter = _adapter(cast("Any", self.facts))
-        parsed: F = adapter.validate_json(canonical_json(facts), strict=True)
-        return parsed
+        return cast("F", adapter.validate_json(canonical_json(facts), strict=True))
 
     def write_facts(self, facts: F) -> dict[str, object]:
         """Return facts as plain JSON for the receipt."""
         adapter = _adapter(cast("Any", self.facts))
-        written: dict[str, object] = adapter.dump_python(facts, mode="json", by_alias=True)
-        return written
+        return dict(adapter.dump_python(facts, mode="json", by_alias=True))
 
 
 # A `TypeAdapter` compiles a validator, and the receipts of a step are read once per shard.

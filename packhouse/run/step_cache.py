@@ -171,15 +171,14 @@ class StepStore:
             self.sweep()
             start = time.perf_counter()
             facts = compute(work)
+            made = [path for path in sorted(work.iterdir()) if path.name != LOCK]
             # Written last, and renamed with the folder: a receipt exists only with all its files.
             receipt = {
                 "step": step,
                 "key": key,
                 "seconds": round(time.perf_counter() - start, 3),
                 "files": {
-                    path.name: {"size": path.stat().st_size, "sha256": file_sha256(path)}
-                    for path in sorted(work.iterdir())
-                    if path.name != LOCK
+                    p.name: {"size": p.stat().st_size, "sha256": file_sha256(p)} for p in made
                 },
                 "facts": dict(facts),
             }
@@ -202,11 +201,9 @@ class StepStore:
                 raise OSError(f"could not move '{work}' to '{folder}'")
             # Only now: if the process had been killed before the rename, a sweep needs the lock.
             (folder / LOCK).unlink(missing_ok=True)
-            made = self.peek(step, key, read)
-            assert made is not None, (
-                f"facts of '{step}' change when they are written and read again"
-            )
-            return replace(made, cached=False)
+            written = self.peek(step, key, read)
+            assert written is not None, f"facts of '{step}' change when they are written and read"
+            return replace(written, cached=False)
 
     @contextmanager
     def work_folder(self, name: str) -> Iterator[Path]:

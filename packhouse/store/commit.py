@@ -280,6 +280,7 @@ def publish_version(
     )
 
 
+@dataclass(slots=True)
 class _Gatekeeper:
     """Decides if a ref may move to `draft`.
 
@@ -287,12 +288,11 @@ class _Gatekeeper:
     is found at is compared. If a comparison fails after the commit, the ref stays.
     """
 
-    def __init__(self, draft: Manifest, limits: PublishConfig) -> None:
-        self.draft = draft
-        self.limits = limits
-        self.change: RefChange | None = None
-        self.ref_before: str | None = None
-        self._seen: str | None = None
+    draft: Manifest
+    limits: PublishConfig
+    change: RefChange | None = None
+    ref_before: str | None = None
+    _seen: str | None = None
 
     @property
     def held_back(self) -> tuple[str, ...]:
@@ -469,8 +469,7 @@ def name_files(files: Sequence[LocalFile]) -> Uploads:
         if file.kind in PULLED_NAMES:
             stem, _, ending = PULLED_NAMES[file.kind].partition(".")
             name = f"{stem}-{short}.{ending}"
-        names = ("kind", "split", "rows", "tokens", "source")
-        same = {name: getattr(file, name) for name in names}
+        same = {n: getattr(file, n) for n in ("kind", "split", "rows", "tokens", "source")}
         key = f"{file.kind}/{name}"
         uploads.append((FileEntry(key=key, size=body.size, sha256=body.sha256, **same), body))
         numbers[group] += 1

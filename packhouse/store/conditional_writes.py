@@ -48,8 +48,7 @@ def check_usable(uri: str) -> None:
         return
     for _ in range(2):  # the very first run creates the probe; the second write must be refused
         try:
-            write = ask(ObjectStore.put_create, _PROBE, b"packhouse\n")
-            run(store, write, retry=PROBE_RETRY)
+            run(store, ask(ObjectStore.put_create, _PROBE, b"packhouse\n"), retry=PROBE_RETRY)
         except PreconditionFailedError:
             return
     raise _refusal(store, _ACCEPTED_TWICE)
@@ -99,10 +98,8 @@ def check_create_only(store: ObjectStore, key: str) -> str:
         FailedCheckError: The check failed.
     """
     write(store, key, b"first")
-    second = try_write(store, key, b"second")
-    expect(second is None, _ACCEPTED_TWICE)
-    is_first = stored(store, key) == b"first"
-    expect(is_first, "a refused create-only write changed the object")
+    expect(try_write(store, key, b"second") is None, _ACCEPTED_TWICE)
+    expect(stored(store, key) == b"first", "a refused create-only write changed the object")
     return "a second writer is rejected, and the first writer's bytes remain"
 
 

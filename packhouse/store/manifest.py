@@ -464,8 +464,7 @@ class Manifest:
     @property
     def sources(self) -> Sequence[Mapping[str, Any]]:
         """Input shards, as written in the document."""
-        shards: Sequence[Mapping[str, Any]] = self.lineage.get("sources", ())
-        return shards
+        return tuple(self.lineage.get("sources", ()))
 
     def filters(self) -> list[Filter]:
         """Return the rows dropped by each `where` expression of each source."""
@@ -544,8 +543,7 @@ def parse_slot(data: bytes, where: str = "manifest.json") -> Manifest | Tombston
         problem = str(error) if known else f"not the JSON of a manifest ({type(error).__name__})"
         raise IntegrityError(
             f"{where} is damaged: {problem}. Restore it from a copy made with `packhouse pull`, "
-            "or delete it and "
-            "publish the version again",
+            "or delete it and publish the version again",
             key=where,
         ) from None
     return slot

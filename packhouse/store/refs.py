@@ -376,14 +376,9 @@ def set_ref(
         ConflictError: The ref does not point to `expected`.
         IntegrityError: The manifest is damaged; or the ref is, and `force` is not set.
     """
+    note = note_move(reason, by)
     steps = set_ref_steps(
-        dataset,
-        name,
-        version,
-        note=note_move(reason, by),
-        expected=expected,
-        force=force,
-        manifest_id=manifest_id,
+        dataset, name, version, note=note, expected=expected, force=force, manifest_id=manifest_id
     )
     with explaining(store, dataset):
         return run(store, steps)

@@ -167,14 +167,11 @@ class S3Store(ObjectStore):
         try:
             yield
         except boto.ClientError as error:
-            raise error_of_answer(
-                place,
-                key,
-                error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0),
-                str(error.response.get("Error", {}).get("Code", "")),
-                detail=str(error),
-                no_bucket=f"no bucket '{self.bucket}' at {self._client.meta.endpoint_url}",
-            ) from error
+            status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+            code = str(error.response.get("Error", {}).get("Code", ""))
+            absent = f"no bucket '{self.bucket}' at {self._client.meta.endpoint_url}"
+            said = {"detail": str(error), "no_bucket": absent}
+            raise error_of_answer(place, key, status, code, **said) from error
         except boto.SSLError as error:
             raise StoreError(
                 f"{self.uri}: {error}. Set AWS_CA_BUNDLE to the certificates to trust"
@@ -233,8 +230,7 @@ def make_client(read_timeout_s: float = 60) -> Any:
 
 def filesystem_options() -> dict[str, Any]:
     """Return options for s3fs with the same settings as `make_client`."""
-    session = import_extra("botocore.session", "s3", "s3://").get_session()
-    region, options = _settings(session)
+    region, options = _settings(import_extra("botocore.session", "s3", "s3://").get_session())
     return {"client_kwargs": {"region_name": region}, "config_kwargs": options}
 
 

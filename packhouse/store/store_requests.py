@@ -254,10 +254,4 @@ def in_parallel(do: Callable[[S], T], items: Sequence[S], num_threads: int) -> l
     if len(items) < 2 or num_threads < 2:
         return [do(item) for item in items]
     with ThreadPoolExecutor(min(num_threads, len(items)), "packhouse-store") as pool:
-        futures = [pool.submit(do, item) for item in items]
-        try:
-            return [future.result() for future in futures]
-        except BaseException:
-            # Do not start the others: their results would be thrown away.
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+        return list(pool.map(do, items))  # after an error, `map` cancels those not yet started

@@ -11,11 +11,12 @@ uses before it publishes. Data files are read in batches, so memory is bounded b
 import fcntl
 import logging
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pyarrow as pa
@@ -344,14 +345,7 @@ def verify_version(opened: OpenVersion, *, num_threads: int = 4) -> VerifyReport
             try:
                 opened.fetch(entry, path)
                 if entry.kind == "data":
-                    # Also because damaged offsets of an Arrow file, and JSON with 100,000 nested
-                    # lists, crashed Arrow.
-                    run_in_worker(  # a few kilobytes may decode to gigabytes
-                        partial(check_data_file, path, entry, manifest),
-                        what=f"'{entry.key}'",
-                        blames=IntegrityError,
-                        num_bytes=entry.size,
-                    )
+                    decode_in_worker(partial(check_data_file, path, entry, manifest), entry)
             except (IntegrityError, ContractError, VersionNotFoundError) as error:
                 return f"{entry.key}: {error}"
             finally:
@@ -400,6 +394,14 @@ def _alone(partial: Path) -> Iterator[None]:
 
 def _holds(path: Path, entry: FileEntry) -> bool:
     return path.exists() and file_sha256(path) == entry.sha256
+
+
+def decode_in_worker(call: Callable[[], Any], entry: FileEntry) -> Any:
+    """Run a call that decodes a file in a worker: a few kilobytes may decode to gigabytes."""
+    # Also because damaged offsets of an Arrow file, and JSON with 100,000 nested lists, crashed
+    # Arrow.
+    what = f"'{entry.key}'"
+    return run_in_worker(call, what=what, blames=IntegrityError, num_bytes=entry.size)
 
 
 def check_data_file(path: Path, entry: FileEntry, manifest: Manifest) -> None:
@@ -490,7 +492,7 @@ def _stored_batches(
     max_rows: int = _BATCH_ROWS,
     entry: FileEntry | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    try:
+    with reading(path.name):
         if path.suffix == ".parquet":
             # Without page checksums, pyarrow returns the values of a flipped bit silently.
             with pq.ParquetFile(path, page_checksum_verification=True) as file:
@@ -515,25 +517,28 @@ def _stored_batches(
             is_preferences = "preference_ids" in present
             if is_preferences or "input_ids" in present:
                 has_labels = {"labels", "preference_labels"} & {*present}
-                schema = published_schema(
-                    "labels" if has_labels else "compact",
-                    *(name in present for name in ("position_ids", "label", "loss_weights")),
-                    of_preferences=is_preferences,
-                )
+                layout: Layout = "labels" if has_labels else "compact"
+                flags = (name in present for name in ("position_ids", "label", "loss_weights"))
+                schema = published_schema(layout, *flags, of_preferences=is_preferences)
             block_size = max(_JSON_BLOCK_BYTES, len(first), longest)
-            yield from pyarrow.json.open_json(
-                path,
-                read_options=pyarrow.json.ReadOptions(block_size=block_size),
-                parse_options=pyarrow.json.ParseOptions(explicit_schema=schema),
-            )
+            options = pyarrow.json.ReadOptions(block_size=block_size)
+            types = pyarrow.json.ParseOptions(explicit_schema=schema)
+            yield from pyarrow.json.open_json(path, options, types)
         else:
             with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as reader:
                 for index in range(reader.num_record_batches):
                     yield reader.get_batch(index)
+
+
+@contextmanager
+def reading(name: str, **facts: Any) -> Iterator[None]:
+    """Turn errors of reading a file with Arrow into an `IntegrityError`."""
+    try:
+        yield
     except MemoryError:  # Arrow's out-of-memory error is both a MemoryError and an ArrowException
         raise
     except (pa.ArrowException, OSError) as error:
-        raise IntegrityError(f"'{path.name}' cannot be read: {error}") from None
+        raise IntegrityError(f"'{name}' cannot be read: {error}", **facts) from None
 
 
 def check_rows(batch: pa.RecordBatch, first_row: int, manifest: Manifest) -> int:
@@ -546,18 +551,15 @@ def check_rows(batch: pa.RecordBatch, first_row: int, manifest: Manifest) -> int
     if "input_ids" not in names or not batch.num_rows:
         return 0
     layout: Layout = "labels" if "labels" in names else "compact"
-    due = published_schema(layout).names
-    if missing := [name for name in due if name not in names]:
+    if missing := [name for name in published_schema(layout).names if name not in names]:
         raise ContractError(f"packed rows lack the columns {', '.join(missing)}")
-    facts = manifest.facts
-    check_packed(
-        batch,
-        facts.configuration.pack.seq_len or _ANY,
-        facts.lineage.tokenizer.vocab_size or _ANY,
-        layout,
-        # A piece of a record cut by `concat` may have no trained token; a classifier trains on the
-        # label column only.
-        allow_untrained=facts.configuration.pack.strategy == "concat" or "label" in names,
-        first_row=first_row,
+    pack, vocab_size = (
+        manifest.facts.configuration.pack,
+        manifest.facts.lineage.tokenizer.vocab_size,
     )
+    # A piece of a record cut by `concat` may have no trained token; a classifier trains on the
+    # label column only.
+    may_lack = pack.strategy == "concat" or "label" in names
+    limits = pack.seq_len or _ANY, vocab_size or _ANY, layout
+    check_packed(batch, *limits, allow_untrained=may_lack, first_row=first_row)
     return int(pc.sum(pc.list_value_length(batch["input_ids"])).as_py())

@@ -522,10 +522,15 @@ def begin_pool_process(requests: socket.socket | None = None) -> None:
 
 def hide_pandas() -> None:
     """Hide pandas from pyarrow, which would import it for the first list: 0.2 s and 30 MB."""
-    if "pandas" not in sys.modules:
-        sys.modules["pandas"] = None  # type: ignore[assignment]  # so that an import fails
-        pa.array([0])  # it looks only once
-        del sys.modules["pandas"]
+
+    class Finder:
+        def find_spec(self, name: str, *_: object) -> None:
+            if name == "pandas":
+                raise ModuleNotFoundError(name)
+
+    sys.meta_path.insert(0, Finder())
+    pa.array([0])  # it looks only once
+    sys.meta_path.pop(0)
 
 
 def serve(connection: int, mark: int) -> None:

@@ -121,8 +121,7 @@ def _overlaps(begin: Int64s, end: Int64s, spans: Spans) -> Bools:
     sorted_starts = spans.starts[filled][order]
     furthest = np.maximum.accumulate(np.append(-1, spans.ends[filled][order]))
     num_before = np.searchsorted(sorted_starts, end, "left")
-    overlaps: Bools = furthest[num_before] > begin
-    return overlaps
+    return np.asarray(furthest[num_before] > begin)
 
 
 def encode_plain(

@@ -175,13 +175,8 @@ _SETTLED_ASTRAL = [
 ]
 # Basic plane: assigned after Unicode 14, which is what older Pythons know, or next to such blocks.
 _RECENT_BASIC = [
-    (0x0870, 0x089F),
-    (0x0C5C, 0x0C5C),
-    (0x0CDC, 0x0CDC),
-    (0x0CF3, 0x0CF3),
-    (0x0ECE, 0x0ECE),
-    (0x1C80, 0x1C8F),
-    (0xA7C0, 0xA7F1),
+    *((0x0870, 0x089F), (0x0C5C, 0x0C5C), (0x0CDC, 0x0CDC), (0x0CF3, 0x0CF3), (0x0ECE, 0x0ECE)),
+    *((0x1C80, 0x1C8F), (0xA7C0, 0xA7F1)),
 ]
 
 
@@ -206,8 +201,7 @@ def find_unicode_drift(texts: pa.StringArray) -> Bools:
     drifting = [code for code in np.flatnonzero(is_present).tolist() if _is_unsettled(code)]
     if drifting:
         first_bytes = places[data[places] >= 0xC0]
-        bad = first_bytes[np.isin(codes, drifting)]
-        found[np.searchsorted(bases, bad, "right") - 1] = True
+        found[np.searchsorted(bases, first_bytes[np.isin(codes, drifting)], "right") - 1] = True
     return found
 
 
@@ -314,8 +308,7 @@ _WRITING = [
 
 def adversarial_texts(pipeline: Pipeline) -> list[str]:
     """Return texts that an encoder must get right for this tokenizer; the same in every process."""
-    units = ("=", "\n", " ", "1", "\u00e9", "ab", "\u4f60")
-    runs = [unit * (_RUN // len(unit)) for unit in units]
+    runs = [u * (_RUN // len(u)) for u in ("=", "\n", " ", "1", "\u00e9", "ab", "\u4f60")]
     return [*short_texts(pipeline), "a" * _LONG_RUN, *runs]
 
 

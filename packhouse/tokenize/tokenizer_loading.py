@@ -55,17 +55,9 @@ if TYPE_CHECKING:
 # `config.json` is included because some tokenizers (BERT's) load as another class without it.
 # `generation_config.json` lists the tokens that stop generation.
 TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.*",
-    "merges.txt",
-    "*.model",
-    "tekken.json",
-    "chat_template*",
-    "config.json",
-    "generation_config.json",
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.*", "merges.txt", "*.model", "tekken.json"),
+    *("chat_template*", "config.json", "generation_config.json"),
 )
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -168,12 +160,9 @@ def _cached_or_downloaded(repo: str, revision: str, name: str) -> Path:
 
 def run_tokenizer(call: Callable[[], Any], tokenizer: str, num_bytes: int = 0) -> Any:
     """Run a call that tokenizes `num_bytes` of text in a worker."""
+    what, memory = f"tokenizer '{tokenizer}'", num_bytes * MEMORY_PER_BYTE
     return run_in_worker(
-        call,
-        what=f"tokenizer '{tokenizer}'",
-        blames=TokenizerError,
-        num_bytes=num_bytes,
-        more_memory=num_bytes * MEMORY_PER_BYTE,
+        call, what=what, blames=TokenizerError, num_bytes=num_bytes, more_memory=memory
     )
 
 
@@ -368,8 +357,7 @@ def _difference(
         [encoding.ids for encoding in each.encode_batch_fast(texts, add_special_tokens=False)]
         for each in (engine, by_file)
     )
-    pairs = zip(texts, ours, theirs, strict=True)
-    differing = [(text, a, b) for text, a, b in pairs if a != b]
+    differing = [each for each in zip(texts, ours, theirs, strict=True) if each[1] != each[2]]
     if not differing:
         return None
     # The message shows the shortest printable text, because many test texts have rare characters.

@@ -118,12 +118,9 @@ def compute(work: JobContext[AuditParameters], folder: Path) -> AuditFacts:
     found: dict[str, Any]
     match parameters.of:
         case "shard" if "tokens.arrow" in work.input(VALIDATE).files:  # the rows came with ids
-            found = function_of_addon("audit_given")(
-                read_table(work.input(TOKENIZE).path("tokenized.arrow")),
-                work.recipe,
-                work.load_tokenizer(),
-                work.workspace.tokenizers,
-            )
+            tokens = read_table(work.input(TOKENIZE).path("tokenized.arrow"))
+            given = work.recipe, work.load_tokenizer(), work.workspace.tokenizers
+            found = function_of_addon("audit_given")(tokens, *given)
         case "shard":
             found = audit_shard(
                 read_sides(*_rendered_files(work), _rejected_files(work)),
@@ -156,10 +153,8 @@ def compute(work: JobContext[AuditParameters], folder: Path) -> AuditFacts:
             found = run_check(find_plugin("checks", parameters.check), rows)
         case "records":
             packed, policy = work.input(PACK), work.recipe.dedup.near
-            found = audit_records(
-                lambda columns: read_records(packed, work.workspace, columns=columns),
-                packed.facts.rows_in,
-            )
+            read = partial(read_records, packed, work.workspace)
+            found = audit_records(lambda names: read(columns=names), packed.facts.rows_in)
             if policy != "ignore":
                 assert packed.facts.dedup is not None
                 near = packed.facts.dedup.near

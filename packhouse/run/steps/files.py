@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import orjson
 import pyarrow as pa
@@ -241,24 +241,17 @@ def data_jobs(
     # files hold 3: a is in files 0 to 3 (packs [0, 3) to [9, 10)), b in files 4 and 5 (packs
     # [10, 13) and [13, 14)).
     whole = {"packs": planned.num_packs, "tokens": planned.num_tokens}
+    flags = {"with_label": planned.with_label, "with_weights": planned.with_weights}
+    flags["of_preferences"] = recipe.preferences is not None
     first = number = 0
     for source, own in planned.by_source.items() or [(None, whole)]:
         for part in cut_files(side, own["packs"], own["tokens"], publish):
             cut = replace(
                 part, number=number, first=first + part.first, last=first + part.last, source=source
             )
-            yield FILES.job(
-                DataParameters(
-                    cut=cut,
-                    publish=publish,
-                    with_label=planned.with_label,
-                    with_weights=planned.with_weights,
-                    of_preferences=recipe.preferences is not None,
-                ),
-                inputs=[pack.ref],
-                label=f"{side} file {number}",
-                size=4 * planned.num_tokens * (cut.last - cut.first) // planned.num_packs,
-            )
+            parameters = DataParameters(cut=cut, publish=publish, **flags)
+            size = 4 * planned.num_tokens * (cut.last - cut.first) // planned.num_packs
+            yield FILES.job(parameters, [pack.ref], label=f"{side} file {number}", size=size)
             number += 1
         first += own["packs"]
 
@@ -312,9 +305,8 @@ def compute(work: JobContext[FilesParameters], folder: Path) -> FilesFacts:
         case DataParameters() as parameters:
             return _write_packs(work, parameters, folder)
         case ExportParameters() as parameters:
-            export = function_of_addon("write_published_export")
-            written: FilesFacts = export(work, parameters, folder)
-            return written
+            write = function_of_addon("write_published_export")
+            return cast("FilesFacts", write(work, parameters, folder))
         case RecordsParameters(number=number, first=first, last=last):
             name, rows = f"records-{number:05d}.parquet", last - first
             batches = read_placed(work.input(PACK), work.workspace, (first, last), _ROWS_PER_GROUP)
@@ -344,9 +336,8 @@ def _write_packs(
     is_control, is_blank = pipeline.is_control, blank_tokens(pipeline)
 
     def audited() -> Iterator[pa.RecordBatch]:
-        packed, rows = work.input(PACK), (cut.first, cut.last)
-        of_file = (work.workspace, work.recipe, cut.split, rows, cut.rows_per_group, tally)
-        for batch in read_packs(packed, *of_file):
+        packs = cut.first, cut.last
+        for batch in read_packs(work, cut.split, packs, cut.rows_per_group, tally):
             advance(batch.num_rows / (cut.last - cut.first))
             counts.update(audit_packs(batch, is_control, is_blank))
             yield batch
@@ -399,13 +390,9 @@ def write_data_file(
                 for batch in groups():
                     for row in batch.to_pylist():
                         file.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
+    name, rows, split, source = path.name, cut.last - cut.first, cut.split, cut.source
     written = WrittenFile(
-        name=path.name,
-        kind="data",
-        rows=cut.last - cut.first,
-        split=cut.split,
-        tokens=num_tokens,
-        source=cut.source,
+        name=name, kind="data", rows=rows, split=split, tokens=num_tokens, source=source
     )
     return FilesFacts(files=(written,), content=content.hexdigest())
 

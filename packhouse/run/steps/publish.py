@@ -232,13 +232,11 @@ def commit(
         cached=receipt.cached and not published.created,
         facts=Published(
             **{each.name: getattr(facts, each.name) for each in fields(PublishFacts)},
-            version=published.version,
+            **{name: getattr(published, name) for name in ("version", "created", "held_back")},
             manifest_id=opened.manifest.manifest_id,
-            created=published.created,
             ref=config.ref,
             ref_version=ref.version if (ref := at or published.ref) else None,
             ref_before=at.version if at else published.ref_before,
-            held_back=published.held_back,
             is_ref_left=at is not None and at.version != published.version,
             gates=(*audited, *ref_gates(config, config.ref, published.change)),
             mirrors={
@@ -306,20 +304,11 @@ def configuration_of(recipe: Recipe) -> dict[str, object]:
     mix = mix_of(recipe)
     audit = {name: getattr(recipe.audit, name) for name in ("on_match", "benchmark_ngram")}
     drops = recipe.audit.benchmarks and recipe.audit.on_match != "stop"
-    settings: dict[str, object] = recipe.model_dump(
-        mode="json",
-        by_alias=True,
-        exclude={
-            "shard_mb": True,
-            "sources": True,  # lineage lists them by file, independent of order and grouping
-            "tokenizer": True,
-            "tokenize": {"encoder"},
-            "publish": set(PublishConfig.model_fields) - decides,
-            "audit": True,
-            "golden": True,
-            "validate_": {"max_quarantined"},
-        },
-    )
+    exclude: dict[str, Any] = {"tokenize": {"encoder"}, "validate_": {"max_quarantined"}}
+    exclude["publish"] = set(PublishConfig.model_fields) - decides
+    # Lineage lists the sources by file, independent of order and grouping.
+    exclude |= dict.fromkeys(("shard_mb", "sources", "tokenizer", "audit", "golden"), True)
+    settings = recipe.model_dump(mode="json", by_alias=True, exclude=exclude)
     return settings | ({"mix": mix} if mix else {}) | ({"audit": audit} if drops else {})
 
 

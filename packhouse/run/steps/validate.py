@@ -6,6 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -166,22 +167,14 @@ def jobs(recipe: Recipe, tokenizer: str) -> Iterator[Job[ValidateParameters]]:
     # The order of records decides packs and bytes, so it must not depend on the order of sources in
     # the recipe.
     pairs.sort(key=lambda pair: (pair[0].file, pair[0].byte_start))
+    given: dict[str, Any] = {"tokenizer": tokenizer, "pipeline": recipe.tokenize.pipeline}
+    common = partial(ValidateParameters, rules=recipe.validate_, group_by=recipe.split.group_by)
     for shard, source in pairs:
-        yield VALIDATE.job(
-            ValidateParameters(
-                shard=shard,
-                source=source,
-                rules=recipe.validate_,
-                group_by=recipe.split.group_by,
-                tokenizer=tokenizer if shard.row_format == "tokenized" else None,
-                pipeline=recipe.tokenize.pipeline if shard.row_format == "tokenized" else None,
-            ),
-            inputs=[],
-            label=for_terminal(
-                f"{shard.file} from row {shard.row_start:,}" if shard.row_start else shard.file
-            ),
-            size=shard.byte_end - shard.byte_start,
-        )
+        own = given if shard.row_format == "tokenized" else {}
+        label = f"{shard.file} from row {shard.row_start:,}" if shard.row_start else shard.file
+        label, size = for_terminal(label), shard.byte_end - shard.byte_start
+        parameters = common(shard=shard, source=source, **own)
+        yield VALIDATE.job(parameters, inputs=[], label=label, size=size)
 
 
 def shard_bytes(recipe: Recipe) -> int:
@@ -275,8 +268,7 @@ def compute(work: JobContext[ValidateParameters], folder: Path) -> ValidateFacts
     parameters = work.parameters
     rows = read_shard(parameters.shard, parameters.source, parameters.rules, parameters.group_by)
     if parameters.tokenizer is not None:
-        read_given = function_of_addon("read_given")
-        token_rows = read_given(rows.validated, work.load_tokenizer())
+        token_rows = function_of_addon("read_given")(rows.validated, work.load_tokenizer())
         bad = pa.concat_tables([rows.quarantined, token_rows.quarantined]).sort_by("row")
         rows = replace(rows, validated=token_rows.conversations, quarantined=bad)
         write_table(folder / "tokens.arrow", token_rows.tokenized)
@@ -342,14 +334,10 @@ def write_with_reasons(path: Path, rows: pa.Table) -> dict[str, int]:
 
 def _moved(facts: ValidateFacts, move: Move) -> ValidateFacts:
     """Change the row numbers in facts; see `packhouse.run.moved_shards`."""
-    unread = {
-        name: replace(
-            each,
-            row=each.row + move.rows,
-            byte_offset=None if each.byte_offset is None else each.byte_offset + move.num_bytes,
-        )
-        for name, each in facts.unread_text.items()
-    }
+    unread = {}
+    for name, each in facts.unread_text.items():
+        offset = None if each.byte_offset is None else each.byte_offset + move.num_bytes
+        unread[name] = replace(each, row=each.row + move.rows, byte_offset=offset)
     origin = replace(facts.origin, row_start=facts.origin.row_start + move.rows)
     return replace(facts, unread_text=unread, origin=origin)
 

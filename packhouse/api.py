@@ -219,8 +219,7 @@ class Version:
     def _repr_html_(self) -> str | None:
         if not has_function("version_cell"):
             return None  # the notebook shows `__repr__`
-        html: str = function_of_addon("version_cell")(self._opened, self._tokenizers)
-        return html
+        return str(function_of_addon("version_cell")(self._opened, self._tokenizers))
 
     def __repr__(self) -> str:
         lines = [f"Version {self.uri}"]

@@ -49,17 +49,10 @@ def ledger_block(ledger: Sequence[LedgerLine], filters: Iterable[Filter]) -> Blo
         ([('validate', 9, 8, 1, None, None, None)], ('validate quarantined: json 1',))
     """
     heads, cells = in_and_out(ledger)
-    rows = [
-        (
-            line.step,
-            *own,
-            sum(line.quarantined.values()) or None,
-            sum(line.dropped.values()) or None,
-            line.tokens_in,
-            line.tokens_out,
-        )
-        for line, own in zip(ledger, cells, strict=True)
-    ]
+    rows = []
+    for line, own in zip(ledger, cells, strict=True):
+        bad, dropped = (sum(each.values()) or None for each in (line.quarantined, line.dropped))
+        rows.append((line.step, *own, bad, dropped, line.tokens_in, line.tokens_out))
     lines, units = [], units_of(ledger)
     for line in ledger:
         taken, given = units[line.step]
@@ -73,38 +66,23 @@ def ledger_block(ledger: Sequence[LedgerLine], filters: Iterable[Filter]) -> Blo
             if counts := sorted(getattr(line, what).items()):
                 said = (f"{why} {counted(n, unit) if unit else f'{n:,}'}" for why, n in counts)
                 lines.append(f"{line.step} {what.removeprefix('tokens_')}: {', '.join(said)}")
-    lines += [
-        f"source '{each.source}': `where: {each.where}` dropped {each.filtered:,} of "
-        f"{counted(each.rows, 'row')}"
-        for each in filters
-    ]
-    return Block(
-        title="ledger",
-        columns=("step", *heads, "quarantined", "dropped", "tokens in", "tokens out"),
-        rows=rows,
-        lines=tuple(lines),
-    )
+    for each in filters:
+        cut = f"{each.filtered:,} of {counted(each.rows, 'row')}"
+        lines.append(f"source '{each.source}': `where: {each.where}` dropped {cut}")
+    columns = ("step", *heads, "quarantined", "dropped", "tokens in", "tokens out")
+    return Block(title="ledger", columns=columns, rows=rows, lines=tuple(lines))
 
 
 def splits_of(published: Published) -> Block:
     """Return sizes of the splits, train before eval; a split without packs is omitted."""
-    return Block(
-        title="splits",
-        columns=("split", "packs", "records", "tokens", "trained", "fill", "lower bound"),
-        rows=[
-            (
-                split,
-                side.num_packs,
-                published.sides[split].records,
-                side.num_tokens,
-                side.num_trained,
-                f"{side.fill:.2%}",
-                side.lower_bound,
-            )
-            for split, side in sorted(published.statistics.items(), reverse=True)
-            if side.num_packs
-        ],
-    )
+    columns = ("split", "packs", "records", "tokens", "trained", "fill", "lower bound")
+    rows = []
+    for split, side in sorted(published.statistics.items(), reverse=True):
+        if side.num_packs:
+            counts = side.num_packs, published.sides[split].records
+            tokens = side.num_tokens, side.num_trained, f"{side.fill:.2%}"
+            rows.append((split, *counts, *tokens, side.lower_bound))
+    return Block(title="splits", columns=columns, rows=rows)
 
 
 _AUDIT_COLUMNS = (
@@ -229,22 +207,16 @@ def block_markdown(block: Block, level: int = 2) -> list[str]:
 def report_json(prepared: Prepared) -> dict[str, object]:
     """Return the result of a run as plain JSON."""
     published = prepared.published
+    of_run = ("dataset", "version", "address", "store", "created", "golden")
+    of_version = ("quarantine", "ref", "ref_version", "audit")
     return {
-        "dataset": prepared.dataset,
-        "version": prepared.version,
-        "address": prepared.address,
-        "store": prepared.store,
-        "created": prepared.created,
+        **{name: getattr(prepared, name) for name in of_run},
+        **{name: getattr(published, name) for name in of_version},
         "ledger": [line.to_json() for line in prepared.ledger],
         "steps": list(_steps(prepared)),
-        "quarantine": published.quarantine,
         "statistics": {side: each.to_dict() for side, each in published.statistics.items()},
-        "ref": published.ref,
-        "ref_version": published.ref_version,
         "held_back": list(published.held_back),
         "mirrors": dict(published.mirrors),
-        "golden": prepared.golden,
-        "audit": published.audit,
         "unused_fields": _unused_fields(prepared),
         "sources": published.mixed,
         "dedup": published.dedup.to_json() if published.dedup else None,

@@ -13,19 +13,13 @@ import click
 from packhouse.cli import json_option, number_option
 from packhouse.cli.result_summary import audit_blocks, ledger_block, print_block
 from packhouse.errors import IntegrityError, VersionNotFoundError
+from packhouse.store import version_reader
 from packhouse.store.manifest import TABLES, Manifest
 from packhouse.store.object_keys import is_name, manifest_key, parse_address
 from packhouse.store.object_store import ObjectStore, open_store
 from packhouse.store.refs import Ref, load_ref, rollback_ref, scan_refs, set_ref
 from packhouse.store.store_requests import ask, run
-from packhouse.store.version_reader import (
-    open_address,
-    open_dataset,
-    open_version,
-    pull_version,
-    scan_versions,
-    verify_version,
-)
+from packhouse.store.version_reader import open_address, open_dataset
 from packhouse.system.terminal import echo, print_facts, print_note, print_table
 from packhouse.system.wording import counted
 
@@ -92,7 +86,7 @@ def ls(place: str, as_json: bool) -> None:
 
 def _list_dataset(store: ObjectStore, dataset: str, as_json: bool) -> None:
     refs, damaged_refs = scan_refs(store, dataset)
-    versions, damaged = scan_versions(store, dataset)
+    versions, damaged = version_reader.scan_versions(store, dataset)
     rows: list[dict[str, Any]] = []
     for manifest in versions:
         # When it was committed, by the store's clock: manifests contain no times.
@@ -197,7 +191,7 @@ def verify(address: str, as_json: bool) -> None:
       $ packhouse verify ./store/demo
       0bc8b616aa87002e.g0: 6 files, 1,385,921 bytes, 59 packs, ...: intact
     """
-    report = verify_version(open_address(address))
+    report = version_reader.verify_version(open_address(address))
     sizes = {
         "files": report.num_files,
         "bytes": report.num_bytes,
@@ -234,7 +228,7 @@ def pull(address: str, dest: str, threads: int, data_only: bool, as_json: bool) 
     """
     opened = open_address(address)
     kinds = ("data", "card") if data_only else ()
-    folder = pull_version(opened, dest, num_threads=threads, kinds=kinds)
+    folder = version_reader.pull_version(opened, dest, num_threads=threads, kinds=kinds)
     if as_json:
         echo_json(_summary(opened.manifest) | {"folder": str(folder)})
     else:
@@ -335,7 +329,8 @@ def set_version(
       prod -> 0bc8b616aa87002e.g0 (move 1, new ref)
     """
     place = open_dataset(dataset)
-    target, reason = open_version(*place, version).version, reason or f"set to {version}"
+    target = version_reader.open_version(*place, version).version
+    reason = reason or f"set to {version}"
     moved = set_ref(*place, name, target, expected=expected, force=force, reason=reason)
     _say_moved(moved, as_json)
 

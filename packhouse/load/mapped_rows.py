@@ -45,17 +45,10 @@ from typing_extensions import override
 from packhouse.errors import ConfigError, EmptyDatasetError, IntegrityError, VersionNotFoundError
 from packhouse.pack.pack_columns import IGNORE_INDEX, preference_names, published_schema, to_layout
 from packhouse.records.arrays import Int64s, flat_list, list_array, one_chunk
-from packhouse.store import FileEntry, OpenVersion, open_store
+from packhouse.store import FileEntry, OpenVersion, open_store, version_reader
 from packhouse.store.local_folder import LocalStore
 from packhouse.store.manifest import Manifest, changed_manifest, parse_slot
 from packhouse.store.object_keys import split_pinned
-from packhouse.store.version_reader import (
-    check_footer,
-    decode_in_worker,
-    open_address,
-    read_batches,
-    reading,
-)
 from packhouse.system import disks
 from packhouse.system.fingerprint import file_sha256
 from packhouse.system.worker import at
@@ -190,7 +183,7 @@ def open_split(
     """
     folder, marker = str(uri), Path(uri).expanduser() / "manifest.json"
     if "://" in folder or not marker.is_file():
-        opened = open_address(folder, version)
+        opened = version_reader.open_address(folder, version)
     else:  # `packhouse pull` wrote this folder
         folder = str(marker.parent)
         manifest = parse_slot(marker.read_bytes(), f"'{marker}'")
@@ -299,7 +292,8 @@ def mapped_file(
             left.unlink(missing_ok=True)
         staged = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
         try:
-            decode_in_worker(partial(_write_rows, source, entry, columns, staged), entry)
+            write = partial(_write_rows, source, entry, columns, staged)
+            version_reader.decode_in_worker(write, entry)
             os.replace(staged, path)
         finally:
             staged.unlink(missing_ok=True)
@@ -340,16 +334,16 @@ def check_row_groups(path: Path, entry: FileEntry, cache: Path) -> None:
     proof = cache / "loaded" / f"{entry.sha256}.bounded"
     with disks.disk_errors(proof.parent), locked(proof):
         if not proof.exists():
-            decode_in_worker(partial(_read_row_groups, path, entry), entry)
+            version_reader.decode_in_worker(partial(_read_row_groups, path, entry), entry)
             disks.write_whole(proof, b"")
 
 
 def _read_row_groups(path: Path, entry: FileEntry) -> None:
     with (
-        reading(entry.key, key=entry.key),
+        version_reader.reading(entry.key, key=entry.key),
         pq.ParquetFile(path, page_checksum_verification=True) as file,
     ):
-        check_footer(file.metadata, entry)
+        version_reader.check_footer(file.metadata, entry)
         for number in range(file.num_row_groups):
             at(f"row group {number}")
             size = file.read_row_group(number).nbytes
@@ -444,7 +438,7 @@ def read_rows(path: Path, entry: FileEntry | None = None) -> Iterator[pa.RecordB
     Raises:
         IntegrityError: the file is damaged, or has no tokens.
     """
-    for batch in read_batches(path, entry=entry):
+    for batch in version_reader.read_batches(path, entry=entry):
         names = batch.schema.names
         if "input_ids" not in names:
             raise IntegrityError(f"'{path.name}' has no input_ids. Its columns are {names}.")

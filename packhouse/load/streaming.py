@@ -34,16 +34,8 @@ import pyarrow.parquet as pq
 import torch
 
 from packhouse.errors import ConfigError
+from packhouse.load import mapped_rows
 from packhouse.load.dataset import ArrowRows, Row
-from packhouse.load.mapped_rows import (
-    MOST_PACKS,
-    cache_folder,
-    check_row_groups,
-    mapped_file,
-    open_split,
-    verified_file,
-    watch_packs,
-)
 from packhouse.pack.shuffle import permutation, splitmix64
 from packhouse.store import FileEntry, OpenVersion, open_store
 from packhouse.store.version_reader import reading
@@ -120,7 +112,7 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):
         verify: bool = True,
     ) -> None:
         self._verify = verify
-        self._opened, self._entries = open_split(uri, version, split)
+        self._opened, self._entries = mapped_rows.open_split(uri, version, split)
         self._process = os.getpid()
         self.rank, self.world_size = _find_rank(rank, world_size)
         self._is_rank_given = rank is not None
@@ -138,7 +130,7 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):
                 "shuffle=False to keep packs of equal cost in the same step.",
                 stacklevel=2,
             )
-        self._cache = cache_folder(cache)
+        self._cache = mapped_rows.cache_folder(cache)
         self._batch_size, self._prefetch, self._drop_uneven = batch_size, prefetch, drop_uneven
         self._order: dict[str, Any] = {
             "dataset": self._opened.dataset,
@@ -240,8 +232,8 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):
 
     def _pass(self, rows: Iterator[Row], number: int) -> Iterator[dict[str, torch.Tensor]]:
         for row in read_ahead(rows, self._prefetch):
-            if self._seen < MOST_PACKS:
-                watch_packs([(row.input_ids, row.seq_lengths)])
+            if self._seen < mapped_rows.MOST_PACKS:
+                mapped_rows.watch_packs([(row.input_ids, row.seq_lengths)])
             self._seen += 1
             yield row.to_tensors()
         self._shared[_ENDED + number] = 1
@@ -436,13 +428,13 @@ class RowGroups:
         self._parquet: pq.ParquetFile | None = None
         self._uri = opened.uri(entry)
         if entry.key.endswith(".parquet"):
-            path = verified_file(opened, entry, cache, verify)
-            check_row_groups(path, entry, cache)
+            path = mapped_rows.verified_file(opened, entry, cache, verify)
+            mapped_rows.check_row_groups(path, entry, cache)
             self._parquet = pq.ParquetFile(path, page_checksum_verification=True)
             about = self._parquet.metadata
             sizes = [about.row_group(n).num_rows for n in range(about.num_row_groups)]
         else:
-            path = mapped_file(opened, entry, cache, verify)
+            path = mapped_rows.mapped_file(opened, entry, cache, verify)
             with pa.memory_map(str(path)) as source:
                 self._batches = pa.ipc.open_stream(source).read_all().to_batches()
             sizes = [batch.num_rows for batch in self._batches]

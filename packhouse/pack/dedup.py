@@ -35,15 +35,8 @@ import pyarrow.compute as pc
 from packhouse.pack.overlength import REASONS, Admitted
 from packhouse.pack.train_eval_split import join_groups
 from packhouse.recipe import DedupConfig
-from packhouse.records.arrays import (
-    Float64s,
-    Int64s,
-    Uint64s,
-    list_array,
-    list_items,
-    one_chunk,
-    string_bytes,
-)
+from packhouse.records import arrays
+from packhouse.records.arrays import Float64s, Int64s, Uint64s, list_array, one_chunk
 from packhouse.records.message_rules import FlatMessages
 from packhouse.records.record_ids import conversation_ids, number_all_rows
 from packhouse.registry import function_of_addon
@@ -89,7 +82,7 @@ def words_of(texts: pa.Array) -> Words:
         spaced = pc.replace_substring_regex(lower, _UNSPACED, r" \1 ")
         lower = pc.if_else(is_plain, lower, spaced)
     plain = pc.utf8_trim(pc.replace_substring_regex(lower, r"[^\pL\pN\pM]+", " "), " ")
-    values, offsets = list_items(pc.split_pattern(plain, " "))
+    values, offsets = arrays.list_items(pc.split_pattern(plain, " "))
     is_word = np.asarray(pc.binary_length(values)) > 0  # splitting an empty text gives one ""
     if is_word.all():
         return Words(values, offsets)
@@ -307,7 +300,7 @@ def _find(
     bases = np.cumsum([0, *(table.num_rows for table in fingerprints)])
     ids = [np.zeros(0, f"S{_DIGITS}")]
     for table in fingerprints:
-        digits, _ = string_bytes(table["normal_id"])
+        digits, _ = arrays.string_bytes(table["normal_id"])
         ids.append(np.ascontiguousarray(digits).view(f"S{_DIGITS}"))
     # Rows 0 to 3 with ids a b a a -> first [0 1 0 0], so rows 2 and 3 equal row 0.
     first = numbers[first_of_each(np.concatenate(ids)[numbers])]

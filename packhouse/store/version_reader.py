@@ -31,13 +31,8 @@ from packhouse.errors import (
     IntegrityError,
     VersionNotFoundError,
 )
-from packhouse.pack.pack_columns import (
-    PREFERENCE_NAMES,
-    Layout,
-    check_packed,
-    published_schema,
-    supervised_names,
-)
+from packhouse.pack import pack_columns
+from packhouse.pack.pack_columns import PREFERENCE_NAMES, Layout, published_schema
 from packhouse.store import object_keys
 from packhouse.store.commit import fetch_tokenizer, find_slot_steps
 from packhouse.store.manifest import (
@@ -420,7 +415,7 @@ def check_data_file(path: Path, entry: FileEntry, manifest: Manifest) -> None:
             if digest(schema_to_json(batch.schema)) != manifest.schema_fingerprint:
                 raise ContractError(f"its schema differs from the manifest; it has columns {names}")
         at(f"row {rows:,}")
-        tokens += check_rows(supervised_names(batch), rows, manifest)
+        tokens += check_rows(pack_columns.supervised_names(batch), rows, manifest)
         rows += batch.num_rows
     if rows != entry.rows:
         raise ContractError(f"it has {rows:,} rows, but the manifest says {entry.rows:,}")
@@ -450,7 +445,7 @@ def read_batches(
         IntegrityError: The file is damaged.
     """
     columns = None if columns is None else stored_names(columns)
-    return map(supervised_names, _stored_batches(path, columns, max_rows, entry))
+    return map(pack_columns.supervised_names, _stored_batches(path, columns, max_rows, entry))
 
 
 def check_footer(footer: pq.FileMetaData, entry: FileEntry) -> None:
@@ -553,13 +548,11 @@ def check_rows(batch: pa.RecordBatch, first_row: int, manifest: Manifest) -> int
     layout: Layout = "labels" if "labels" in names else "compact"
     if missing := [name for name in published_schema(layout).names if name not in names]:
         raise ContractError(f"packed rows lack the columns {', '.join(missing)}")
-    pack, vocab_size = (
-        manifest.facts.configuration.pack,
-        manifest.facts.lineage.tokenizer.vocab_size,
-    )
+    facts = manifest.facts
+    pack, vocab_size = facts.configuration.pack, facts.lineage.tokenizer.vocab_size
     # A piece of a record cut by `concat` may have no trained token; a classifier trains on the
     # label column only.
     may_lack = pack.strategy == "concat" or "label" in names
     limits = pack.seq_len or _ANY, vocab_size or _ANY, layout
-    check_packed(batch, *limits, allow_untrained=may_lack, first_row=first_row)
+    pack_columns.check_packed(batch, *limits, allow_untrained=may_lack, first_row=first_row)
     return int(pc.sum(pc.list_value_length(batch["input_ids"])).as_py())

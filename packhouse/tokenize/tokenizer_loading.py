@@ -37,15 +37,9 @@ from packhouse.system.disks import read_checked, temporary_folder, write_checked
 from packhouse.system.hub import hub_options, silent_bar
 from packhouse.system.wording import first_line, near_files
 from packhouse.system.worker import at, limited, run_in_worker
+from packhouse.tokenize import encoders
 from packhouse.tokenize.encoder_choice import short_texts
-from packhouse.tokenize.encoders import (
-    MAX_IDS,
-    Pipeline,
-    TokenizerSnapshot,
-    bare,
-    keep,
-    read_pipeline,
-)
+from packhouse.tokenize.encoders import MAX_IDS, Pipeline, TokenizerSnapshot, bare, read_pipeline
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -319,7 +313,7 @@ def _read_fields(
         if by_file is not None and not of_file:
             texts = short_texts(read_pipeline(fields["backend"]))
             difference = _difference(texts, bare(engine), bare(by_file), fields["class_name"])
-        keep(fields["backend"], by_file if of_file and by_file is not None else engine)
+        encoders.keep(fields["backend"], by_file if of_file and by_file is not None else engine)
     return {**fields, "fingerprint": fingerprint, "difference": difference}
 
 

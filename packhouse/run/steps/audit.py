@@ -15,14 +15,8 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from packhouse import auditing
+from packhouse.auditing import shard_audit
 from packhouse.auditing.inference_prompts import check_prompts, combine_inference, has_prompts
-from packhouse.auditing.shard_audit import (
-    audit_records,
-    audit_shard,
-    combine,
-    combine_checks,
-    run_check,
-)
 from packhouse.auditing.token_checks import read_sides
 from packhouse.recipe import Recipe
 from packhouse.records.preference_pairs import REJECTED
@@ -122,7 +116,7 @@ def compute(work: JobContext[AuditParameters], folder: Path) -> AuditFacts:
             given = work.recipe, work.load_tokenizer(), work.workspace.tokenizers
             found = function_of_addon("audit_given")(tokens, *given)
         case "shard":
-            found = audit_shard(
+            found = shard_audit.audit_shard(
                 read_sides(*_rendered_files(work), _rejected_files(work)),
                 work.load_tokenizer(),
                 work.recipe.format,
@@ -150,11 +144,11 @@ def compute(work: JobContext[AuditParameters], folder: Path) -> AuditFacts:
         case "check":
             assert parameters.check is not None
             rows = read_table(work.input(VALIDATE).path("validated.arrow"))
-            found = run_check(find_plugin("checks", parameters.check), rows)
+            found = shard_audit.run_check(find_plugin("checks", parameters.check), rows)
         case "records":
             packed, policy = work.input(PACK), work.recipe.dedup.near
-            read = partial(read_records, packed, work.workspace)
-            found = audit_records(lambda names: read(columns=names), packed.facts.rows_in)
+            read, num_rows = partial(read_records, packed, work.workspace), packed.facts.rows_in
+            found = shard_audit.audit_records(lambda names: read(columns=names), num_rows)
             if policy != "ignore":
                 assert packed.facts.dedup is not None
                 near = packed.facts.dedup.near
@@ -209,7 +203,7 @@ def combine_audits(work: JobContext[Any]) -> dict[str, object]:
     for receipt in work.inputs(AUDIT):
         found[receipt.facts.of].append(receipt.facts.found)
     shards = zip(work.inputs(VALIDATE), work.inputs(TOKENIZE), found["shard"], strict=True)
-    combined = combine(
+    combined = shard_audit.combine(
         [(old.facts.origin.source, audited, new.facts.notes) for old, new, audited in shards]
     )
     packs: Counter[str] = Counter()
@@ -236,5 +230,5 @@ def combine_audits(work: JobContext[Any]) -> dict[str, object]:
             list(zip(named, found["quality"], strict=True)), quality.languages
         )
     if found["check"]:
-        combined["checks"] = combine_checks(found["check"])
+        combined["checks"] = shard_audit.combine_checks(found["check"])
     return combined

@@ -433,8 +433,8 @@ class LocalRunner:
                 requests = self._forks.requests
             # Spawned: a fork would lose Arrow's threads. `forkserver` saves 1 s, but keeps running
             # after the run, with the environment of the first one.
-            spawn, begin = multiprocessing.get_context("spawn"), begin_pool_process
-            self._pool = ProcessPoolExecutor(self.workers, spawn, begin, (requests,))
+            spawn = multiprocessing.get_context("spawn")
+            self._pool = ProcessPoolExecutor(self.workers, spawn, begin_pool_process, (requests,))
         # Processes inherit blocked signals. A terminal sends Ctrl-C and its hang-up to all of them,
         # and each would print a traceback. `__exit__` stops them instead.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})

@@ -289,9 +289,8 @@ def local_files(work: JobContext[Any]) -> list[LocalFile]:
     for written in work.inputs(FILES):
         for file in written.facts.files:
             path, sha256 = written.path(file.name), written.files[file.name].sha256
-            same = {name: getattr(file, name) for name in ("split", "rows", "tokens", "kind")}
-            source, name = file.source, file.path
-            files.append(LocalFile(path, **same, sha256=sha256, name=name, source=source))
+            same = {n: getattr(file, n) for n in ("split", "rows", "tokens", "kind", "source")}
+            files.append(LocalFile(path, **same, sha256=sha256, name=file.path))
     return files
 
 

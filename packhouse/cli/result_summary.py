@@ -75,14 +75,23 @@ def ledger_block(ledger: Sequence[LedgerLine], filters: Iterable[Filter]) -> Blo
 
 def splits_of(published: Published) -> Block:
     """Return sizes of the splits, train before eval; a split without packs is omitted."""
-    columns = ("split", "packs", "records", "tokens", "trained", "fill", "lower bound")
-    rows = []
-    for split, side in sorted(published.statistics.items(), reverse=True):
-        if side.num_packs:
-            counts = side.num_packs, published.sides[split].records
-            tokens = side.num_tokens, side.num_trained, f"{side.fill:.2%}"
-            rows.append((split, *counts, *tokens, side.lower_bound))
-    return Block(title="splits", columns=columns, rows=rows)
+    return Block(
+        title="splits",
+        columns=("split", "packs", "records", "tokens", "trained", "fill", "lower bound"),
+        rows=[
+            (
+                split,
+                side.num_packs,
+                published.sides[split].records,
+                side.num_tokens,
+                side.num_trained,
+                f"{side.fill:.2%}",
+                side.lower_bound,
+            )
+            for split, side in sorted(published.statistics.items(), reverse=True)
+            if side.num_packs
+        ],
+    )
 
 
 _AUDIT_COLUMNS = (
@@ -207,16 +216,22 @@ def block_markdown(block: Block, level: int = 2) -> list[str]:
 def report_json(prepared: Prepared) -> dict[str, object]:
     """Return the result of a run as plain JSON."""
     published = prepared.published
-    of_run = ("dataset", "version", "address", "store", "created", "golden")
-    of_version = ("quarantine", "ref", "ref_version", "audit")
     return {
-        **{name: getattr(prepared, name) for name in of_run},
-        **{name: getattr(published, name) for name in of_version},
+        "dataset": prepared.dataset,
+        "version": prepared.version,
+        "address": prepared.address,
+        "store": prepared.store,
+        "created": prepared.created,
         "ledger": [line.to_json() for line in prepared.ledger],
         "steps": list(_steps(prepared)),
+        "quarantine": published.quarantine,
         "statistics": {side: each.to_dict() for side, each in published.statistics.items()},
+        "ref": published.ref,
+        "ref_version": published.ref_version,
         "held_back": list(published.held_back),
         "mirrors": dict(published.mirrors),
+        "golden": prepared.golden,
+        "audit": published.audit,
         "unused_fields": _unused_fields(prepared),
         "sources": published.mixed,
         "dedup": published.dedup.to_json() if published.dedup else None,

@@ -107,7 +107,9 @@ def _summary(manifest: Manifest) -> dict[str, object]:
     data = [entry for entry in manifest.files if entry.kind == "data"]
     ledger = manifest.facts.counts.ledger
     return {
-        **{name: getattr(manifest, name) for name in ("version", "manifest_id", "content_id")},
+        "version": manifest.version,
+        "manifest_id": manifest.manifest_id,
+        "content_id": manifest.content_id,
         "splits": manifest.splits(),
         "files": len(manifest.files),
         "rows": ledger[0].rows_in if ledger else None,

@@ -13,7 +13,7 @@ model's `forward` does not name, including `seq_lengths`, and nothing else would
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -582,14 +582,19 @@ class PackedDataset(torch.utils.data.Dataset):
             return self._rows[index]
         first, last = self._plan.pack_offsets[index : index + 2]
         rows = [self._rows[int(number)] for number in self._order[first:last]]
-        parts = ((row.input_ids, row.labels, row.seq_lengths) for row in rows)
-        ids, labels, lengths = map(np.concatenate, zip(*parts, strict=True))
-        row = Row(ids, labels, lengths)
-        if all(each.loss_weights is None for each in rows):
-            return row
-        ones = np.ones(len(ids), np.float32)
-        weights = [ones[: len(r.input_ids)] if (w := r.loss_weights) is None else w for r in rows]
-        return replace(row, loss_weights=np.concatenate(weights))
+        is_weighted = any(row.loss_weights is not None for row in rows)
+        weights = [
+            np.ones(len(row.input_ids), np.float32)
+            if row.loss_weights is None
+            else row.loss_weights
+            for row in rows
+        ]
+        return Row(
+            np.concatenate([row.input_ids for row in rows]),
+            np.concatenate([row.labels for row in rows]),
+            np.concatenate([row.seq_lengths for row in rows]),
+            np.concatenate(weights) if is_weighted else None,
+        )
 
     def __getstate__(self) -> dict[str, object]:
         # Leave out mapped tables, which would be copied into every worker; they are mapped again.

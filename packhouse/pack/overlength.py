@@ -21,8 +21,14 @@ from packhouse.records.arrays import Bools, Bytes, Int32s, Int64s, read_ranges
 # the search for benchmarks.
 # `contaminated` stays last: without benchmarks, the pack step writes only the names before it.
 REASONS = (
-    *("kept", "over_seq_len", "first_turn_too_long", "nothing_trained"),
-    *("duplicate", "near_duplicate", "sampled_out", "contaminated"),
+    "kept",
+    "over_seq_len",
+    "first_turn_too_long",
+    "nothing_trained",
+    "duplicate",
+    "near_duplicate",
+    "sampled_out",
+    "contaminated",
 )
 _KEPT, _OVER_SEQ_LEN, _FIRST_TURN_TOO_LONG, _NOTHING_TRAINED = range(4)
 

@@ -85,10 +85,16 @@ def read_packs(
     table = read_table(packed.path(f"{side}-sequences.arrow"))
     table = table.slice(bounds[0], bounds[-1] - bounds[0])
     starts, ends = table["start"].to_numpy(), table["end"].to_numpy()
-    seq_len, strategy, facts = recipe.pack.seq_len, recipe.pack.strategy, packed.facts
-    order, num_tokens = np.arange(len(table)), int(np.subtract(ends, starts).sum(dtype=np.int64))
-    pieces = {"starts": starts, "ends": ends}
-    plan = PackPlan(order, bounds - bounds[0], seq_len, num_tokens, strategy=strategy, **pieces)
+    seq_len, facts = recipe.pack.seq_len, packed.facts
+    plan = PackPlan(
+        np.arange(len(table)),
+        bounds - bounds[0],
+        seq_len,
+        int(np.subtract(ends, starts).sum(dtype=np.int64)),
+        strategy=recipe.pack.strategy,
+        starts=starts,
+        ends=ends,
+    )
     shards, rows = _shards_of(ShardIndex(packed, workspace), table["record"].to_numpy())
     unused = np.zeros(0, np.int32)  # lengths, because the plan has its own starts and ends
     for batch in gather(shards, plan, unused, rows, batch_packs=batch_packs, tally=tally):
@@ -254,6 +260,10 @@ class _Places:
         # record.
         np.subtract.at(num_trained, cut_row[is_trained], 1)
         np.subtract.at(total, cut_row[is_trained], weights[at[is_trained]])
-        numbers = (num_trained, np.round(total, 4), self.pack[rows], self.position[rows])
-        trained, weight, *place = (pa.array(each, mask=is_missing) for each in numbers)
-        return [trained, weight, one_chunk(shards["label"]), *place]
+        return [
+            pa.array(num_trained, mask=is_missing),
+            pa.array(np.round(total, 4), mask=is_missing),
+            one_chunk(shards["label"]),
+            pa.array(self.pack[rows], mask=is_missing),
+            pa.array(self.position[rows], mask=is_missing),
+        ]

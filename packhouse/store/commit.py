@@ -37,7 +37,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -463,16 +462,27 @@ def name_files(files: Sequence[LocalFile]) -> Uploads:
         group = (file.kind, file.split)
         # 48 bits tell the files of a version apart; readers compare the whole digest.
         short = body.sha256[:12]
-        of = f"{file.split}-{file.source}" if file.source else file.split
-        shard = f"{of}-{numbers[group]:05d}-of-{totals[group]:05d}-{short}"
-        name = file.name or shard + body.path.suffix
         if file.kind in PULLED_NAMES:
-            stem, _, ending = PULLED_NAMES[file.kind].partition(".")
-            name = f"{stem}-{short}.{ending}"
-        same = {n: getattr(file, n) for n in ("kind", "split", "rows", "tokens", "source")}
-        key = f"{file.kind}/{name}"
-        uploads.append((FileEntry(key=key, size=body.size, sha256=body.sha256, **same), body))
+            name, _, ending = PULLED_NAMES[file.kind].partition(".")
+            name = f"{name}-{short}.{ending}"
+        elif file.name is not None:
+            name = file.name
+        else:
+            of = f"{file.split}-{file.source}" if file.source else file.split
+            shard = f"{of}-{numbers[group]:05d}-of-{totals[group]:05d}-{short}"
+            name = shard + body.path.suffix
+        entry = FileEntry(
+            key=f"{file.kind}/{name}",
+            kind=file.kind,
+            split=file.split,
+            size=body.size,
+            sha256=body.sha256,
+            rows=file.rows,
+            tokens=file.tokens,
+            source=file.source,
+        )
         numbers[group] += 1
+        uploads.append((entry, body))
     return tuple(uploads)
 
 
@@ -558,13 +568,20 @@ def dataset_card(manifest: Manifest) -> str:
             if bars := _bars(side.length_histogram):
                 lines += ["", f"Record lengths in {for_markdown(split)}:", "", *bars]
         lines.append("")
-    names = ("format.template", "format.train_on", "pack.seq_len", "pack.strategy")
-    values = ((name, attrgetter(name)(manifest.facts.configuration)) for name in names)
-    settings = [f"- `{name}`: {for_markdown(str(value))}" for name, value in values if value]
+    form, pack = manifest.facts.configuration.format, manifest.facts.configuration.pack
+    found_settings = {
+        "format.template": form.template,
+        "format.train_on": form.train_on,
+        "pack.seq_len": pack.seq_len,
+        "pack.strategy": pack.strategy,
+    }
+    settings = [f"- `{k}`: {for_markdown(str(v))}" for k, v in found_settings.items() if v]
     if tokenizer := manifest.tokenizer_fingerprint:
         settings.append(f"- tokenizer: {markdown_code(tokenizer[:16])}")
-    columns = manifest.facts.schema.fields
-    settings += [f"- column {markdown_code(c.name)}: {for_markdown(c.type)}" for c in columns]
+    settings += [
+        f"- column {markdown_code(column.name)}: {for_markdown(column.type)}"
+        for column in manifest.facts.schema.fields
+    ]
     lines += [*settings, ""] if settings else []
     if rows := sorted(manifest.rows_by_file().items()):
         lines += [*markdown_table(("source", "rows"), rows), ""]

@@ -490,13 +490,19 @@ class Manifest:
         return data
 
     def _hashed(self) -> dict[str, Any]:
-        names = ("dataset", "vid", "generation", "schema", "schema_fingerprint", *FACTS)
-        entries = [asdict(entry) for entry in self.files]
-        return {
+        document: dict[str, Any] = {
             "format": FORMAT,
-            "files": [{n: v for n, v in entry.items() if v is not None} for entry in entries],
-            **{name: getattr(self, name) for name in names},
+            "dataset": self.dataset,
+            "vid": self.vid,
+            "generation": self.generation,
+            "files": [
+                {name: value for name, value in asdict(entry).items() if value is not None}
+                for entry in self.files
+            ],
+            "schema": dict(self.schema),
+            "schema_fingerprint": self.schema_fingerprint,
         }
+        return document | {name: getattr(self, name) for name in FACTS}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -131,11 +131,16 @@ class Ref:
     def to_bytes(self) -> bytes:
         """Return canonical JSON with its own digest."""
         # An ETag is a hash of these bytes. With `seq` and `write_id`, no two moves have the same.
-        names = ("version", "seq", "write_id", "parent", "manifest_id")
-        document: dict[str, object] = {name: getattr(self, name) for name in names}
-        document["past"] = [
-            (*astuple(move)[:4], *filter(None, [_note_json(move.note)])) for move in self.past
-        ]
+        document: dict[str, object] = {
+            "version": self.version,
+            "seq": self.seq,
+            "write_id": self.write_id,
+            "parent": self.parent,
+            "manifest_id": self.manifest_id,
+            "past": [
+                (*astuple(move)[:4], *filter(None, [_note_json(move.note)])) for move in self.past
+            ],
+        }
         if note := _note_json(self.note):
             document["note"] = note
         return canonical_json(document | {"sha256": digest(document)})
@@ -414,9 +419,15 @@ def rollback_ref(
         ConflictError: Someone else moved the ref meanwhile.
     """
     current, to = earlier_move(store, dataset, name, steps_back)
-    reason = reason or f"rolled back {counted(steps_back, 'move')}"
-    place, at = (store, dataset, name), current.version
-    return set_ref(*place, to.version, expected=at, manifest_id=to.manifest_id, reason=reason)
+    return set_ref(
+        store,
+        dataset,
+        name,
+        to.version,
+        expected=current.version,
+        manifest_id=to.manifest_id,
+        reason=reason or f"rolled back {counted(steps_back, 'move')}",
+    )
 
 
 def scan_refs(store: ObjectStore, dataset: str) -> tuple[list[Ref], list[IntegrityError]]:

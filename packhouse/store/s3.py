@@ -167,11 +167,14 @@ class S3Store(ObjectStore):
         try:
             yield
         except boto.ClientError as error:
-            status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-            code = str(error.response.get("Error", {}).get("Code", ""))
-            absent = f"no bucket '{self.bucket}' at {self._client.meta.endpoint_url}"
-            said = {"detail": str(error), "no_bucket": absent}
-            raise error_of_answer(place, key, status, code, **said) from error
+            raise error_of_answer(
+                place,
+                key,
+                error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0),
+                str(error.response.get("Error", {}).get("Code", "")),
+                detail=str(error),
+                no_bucket=f"no bucket '{self.bucket}' at {self._client.meta.endpoint_url}",
+            ) from error
         except boto.SSLError as error:
             raise StoreError(
                 f"{self.uri}: {error}. Set AWS_CA_BUNDLE to the certificates to trust"

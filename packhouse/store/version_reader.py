@@ -546,13 +546,18 @@ def check_rows(batch: pa.RecordBatch, first_row: int, manifest: Manifest) -> int
     if "input_ids" not in names or not batch.num_rows:
         return 0
     layout: Layout = "labels" if "labels" in names else "compact"
-    if missing := [name for name in published_schema(layout).names if name not in names]:
+    due = published_schema(layout).names
+    if missing := [name for name in due if name not in names]:
         raise ContractError(f"packed rows lack the columns {', '.join(missing)}")
     facts = manifest.facts
-    pack, vocab_size = facts.configuration.pack, facts.lineage.tokenizer.vocab_size
-    # A piece of a record cut by `concat` may have no trained token; a classifier trains on the
-    # label column only.
-    may_lack = pack.strategy == "concat" or "label" in names
-    limits = pack.seq_len or _ANY, vocab_size or _ANY, layout
-    pack_columns.check_packed(batch, *limits, allow_untrained=may_lack, first_row=first_row)
+    pack_columns.check_packed(
+        batch,
+        facts.configuration.pack.seq_len or _ANY,
+        facts.lineage.tokenizer.vocab_size or _ANY,
+        layout,
+        # A piece of a record cut by `concat` may have no trained token; a classifier trains on the
+        # label column only.
+        allow_untrained=facts.configuration.pack.strategy == "concat" or "label" in names,
+        first_row=first_row,
+    )
     return int(pc.sum(pc.list_value_length(batch["input_ids"])).as_py())

@@ -149,10 +149,15 @@ def print_text(text: str, indent: int = 0, *, err: bool = False) -> None:
     if not out.is_terminal and (err or "COLUMNS" not in os.environ):
         echo(" " * indent + text, err=err)
         return
-    wrapper = textwrap.TextWrapper(break_long_words=False, break_on_hyphens=False)
-    wrapper.width, wrapper.initial_indent = max(out.width, 40), " " * indent
-    wrapper.subsequent_indent = " " * (indent + 2)
-    echo(wrapper.fill(text), err=err)
+    lines = textwrap.wrap(
+        text,
+        max(out.width, 40),
+        initial_indent=" " * indent,
+        subsequent_indent=" " * (indent + 2),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    echo("\n".join(lines), err=err)
 
 
 def print_note(text: str) -> None:

@@ -234,10 +234,18 @@ def _add_tokens(to: "Tokenizer", full: "Tokenizer", names: dict[int, str]) -> No
     """Add the added tokens of `full` with their flags, some of them under other names."""
     from tokenizers import AddedToken
 
-    for index, token in sorted(full.get_added_tokens_decoder().items()):
-        flags = ("single_word", "lstrip", "rstrip", "normalized")
-        same = {flag: getattr(token, flag) for flag in flags}
-        to.add_tokens([AddedToken(names.get(index, token.content), **same)])
+    to.add_tokens(
+        [
+            AddedToken(
+                names.get(index, token.content),
+                single_word=token.single_word,
+                lstrip=token.lstrip,
+                rstrip=token.rstrip,
+                normalized=token.normalized,
+            )
+            for index, token in sorted(full.get_added_tokens_decoder().items())
+        ]
+    )
 
 
 def _id_of(tokenizer: "Tokenizer", text: str) -> int:

@@ -124,10 +124,13 @@ def tokenize_shard(
         table = read_table(given)
         ids, _ = arrays.flat_list(table["input_ids"])
         num_unknown = read_pipeline(snapshot.backend).count_unknown(ids)
-        unknown = {"unk_tokens": num_unknown} if num_unknown else {}
-        encoder: dict[str, object] = {"name": "none", "version": str(GIVEN_VERSION)}
-        encoder |= {"gate": "ids are given", "sample_size": 0}
-        result = Tokenized(table, QUARANTINED.empty_table(), unknown, encoder)
+        encoder = {"name": "none", "version": str(GIVEN_VERSION), "gate": "ids are given"}
+        result = Tokenized(
+            table,
+            QUARANTINED.empty_table(),
+            {"unk_tokens": num_unknown} if num_unknown else {},
+            {**encoder, "sample_size": 0},
+        )
     tokenized, refused, notes = result.tokenized, result.quarantined, Counter(result.notes)
     if recipe.preferences == "pairs":
         rejected_texts = read_table(formatted.with_name(REJECTED))
@@ -197,11 +200,19 @@ def tokenize_table(
         except EncoderError as error:  # on a row outside the sample; HF raises none
             choice = refuse_fast(snapshot, config.encoder, str(error))
             continue
-        report: dict[str, object] = {"name": choice.encoder.name, "version": choice.encoder.version}
-        report |= {"gate": choice.gate, "sample_size": choice.sample_size}
-        report["rows_by_hf"] = notes.pop("rows_by_hf", 0)
-        counts = {name: count for name, count in sorted(notes.items()) if count}
-        return Tokenized(pa.concat_tables(tokenized), pa.concat_tables(quarantined), counts, report)
+        by_hf = notes.pop("rows_by_hf", 0)
+        return Tokenized(
+            tokenized=pa.concat_tables(tokenized),
+            quarantined=pa.concat_tables(quarantined),
+            notes={name: count for name, count in sorted(notes.items()) if count},
+            encoder={
+                "name": choice.encoder.name,
+                "version": choice.encoder.version,
+                "gate": choice.gate,
+                "sample_size": choice.sample_size,
+                "rows_by_hf": by_hf,
+            },
+        )
 
 
 def _tokenize_slice(
@@ -238,8 +249,10 @@ def _tokenize_slice(
         replaced = {row: found for row, found in plain.items() if found is not None}
         encoded = encoded.with_rows(replaced, pipeline)
     if cut_at_spans:
-        spans = trained, content, None if config.control_text == "allow" else content
-        encoded, num_split = split_prompts(encoded, *spans, snapshot.backend)
+        plain_content = None if config.control_text == "allow" else content
+        encoded, num_split = split_prompts(
+            encoded, trained, content, plain_content, snapshot.backend
+        )
         notes["split_prompts"] += num_split
     ranges = train_ranges(encoded, trained)
     notes.update(

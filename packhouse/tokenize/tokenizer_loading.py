@@ -49,9 +49,17 @@ if TYPE_CHECKING:
 # `config.json` is included because some tokenizers (BERT's) load as another class without it.
 # `generation_config.json` lists the tokens that stop generation.
 TOKENIZER_FILES = (
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
-    *("vocab.*", "merges.txt", "*.model", "tekken.json"),
-    *("chat_template*", "config.json", "generation_config.json"),
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.*",
+    "merges.txt",
+    "*.model",
+    "tekken.json",
+    "chat_template*",
+    "config.json",
+    "generation_config.json",
 )
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")

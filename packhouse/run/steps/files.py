@@ -241,17 +241,28 @@ def data_jobs(
     # files hold 3: a is in files 0 to 3 (packs [0, 3) to [9, 10)), b in files 4 and 5 (packs
     # [10, 13) and [13, 14)).
     whole = {"packs": planned.num_packs, "tokens": planned.num_tokens}
-    flags = {"with_label": planned.with_label, "with_weights": planned.with_weights}
-    flags["of_preferences"] = recipe.preferences is not None
     first = number = 0
     for source, own in planned.by_source.items() or [(None, whole)]:
         for part in cut_files(side, own["packs"], own["tokens"], publish):
             cut = replace(
-                part, number=number, first=first + part.first, last=first + part.last, source=source
+                part,
+                number=number,
+                first=first + part.first,
+                last=first + part.last,
+                source=source,
             )
-            parameters = DataParameters(cut=cut, publish=publish, **flags)
-            size = 4 * planned.num_tokens * (cut.last - cut.first) // planned.num_packs
-            yield FILES.job(parameters, [pack.ref], label=f"{side} file {number}", size=size)
+            yield FILES.job(
+                DataParameters(
+                    cut=cut,
+                    publish=publish,
+                    with_label=planned.with_label,
+                    with_weights=planned.with_weights,
+                    of_preferences=recipe.preferences is not None,
+                ),
+                inputs=[pack.ref],
+                label=f"{side} file {number}",
+                size=4 * planned.num_tokens * (cut.last - cut.first) // planned.num_packs,
+            )
             number += 1
         first += own["packs"]
 
@@ -285,13 +296,20 @@ def cut_files(split: Side, num_packs: int, num_tokens: int, config: PublishConfi
 
 def local_files(work: JobContext[Any]) -> list[LocalFile]:
     """Return the files that the publish job reads, in the order of the manifest."""
-    files = []
-    for written in work.inputs(FILES):
-        for file in written.facts.files:
-            path, sha256 = written.path(file.name), written.files[file.name].sha256
-            same = {n: getattr(file, n) for n in ("split", "rows", "tokens", "kind", "source")}
-            files.append(LocalFile(path, **same, sha256=sha256, name=file.path))
-    return files
+    return [
+        LocalFile(
+            path=written.path(file.name),
+            split=file.split,
+            rows=file.rows,
+            tokens=file.tokens,
+            sha256=written.files[file.name].sha256,
+            kind=file.kind,
+            name=file.path,
+            source=file.source,
+        )
+        for written in work.inputs(FILES)
+        for file in written.facts.files
+    ]
 
 
 def compute(work: JobContext[FilesParameters], folder: Path) -> FilesFacts:
@@ -389,9 +407,13 @@ def write_data_file(
                 for batch in groups():
                     for row in batch.to_pylist():
                         file.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
-    name, rows, split, source = path.name, cut.last - cut.first, cut.split, cut.source
     written = WrittenFile(
-        name=name, kind="data", rows=rows, split=split, tokens=num_tokens, source=source
+        name=path.name,
+        kind="data",
+        rows=cut.last - cut.first,
+        split=cut.split,
+        tokens=num_tokens,
+        source=cut.source,
     )
     return FilesFacts(files=(written,), content=content.hexdigest())
 
@@ -426,9 +448,15 @@ def _write_parquet(
     # BYTE_STREAM_SPLIT is 22% faster to write, but needs readers from 2024.
     # Without page checksums, readers would not notice a flipped bit.
     # By default, pyarrow encodes 1,024 values at a time, which takes 12% longer.
-    options |= {"compression": "zstd", "compression_level": 1}
-    options |= {"write_page_checksum": True, "write_batch_size": 2**16}
-    with pq.ParquetWriter(path, schema, **options) as writer:
+    with pq.ParquetWriter(
+        path,
+        schema,
+        compression="zstd",
+        compression_level=1,
+        write_page_checksum=True,
+        write_batch_size=2**16,
+        **options,
+    ) as writer:
         for group in groups:
             writer.write_batch(group, row_group_size=group.num_rows)
 

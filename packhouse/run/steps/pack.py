@@ -156,11 +156,12 @@ class PackFacts(RowCounts):
 
 def mix_of(recipe: Recipe) -> dict[str, object]:
     """Return the sampling settings of all sources: {"chats.weight": 2.0}."""
-    dump: dict[str, Any] = {"mode": "json", "include": set(MIXING), "exclude_defaults": True}
     return {
         f"{source_name(source)}.{name}": value
         for source in recipe.sources
-        for name, value in source.model_dump(**dump).items()
+        for name, value in source.model_dump(
+            mode="json", include=set(MIXING), exclude_defaults=True
+        ).items()
     }
 
 

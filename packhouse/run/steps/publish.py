@@ -177,9 +177,13 @@ def compute(work: JobContext[PublishParameters], folder: Path) -> PublishFacts:
     # Made here rather than in `commit`, so that an unchanged run does not draw it again.
     if work.recipe.publish.report and has_function("unpublished_report"):
         # Publishing Alpaca takes 1.9 s with the report and 0.1 s without.
-        draw, tokenizers = function_of_addon("unpublished_report"), work.workspace.tokenizers
-        version = work.recipe.dataset, work.job.key[:16], local_files(work)
-        html = draw(*version, _manifest_facts(facts, work.recipe), tokenizers)
+        html = function_of_addon("unpublished_report")(
+            work.recipe.dataset,
+            work.job.key[:16],
+            local_files(work),
+            _manifest_facts(facts, work.recipe),
+            work.workspace.tokenizers,
+        )
         (folder / _REPORT).write_text(html, encoding="utf-8")
     return facts
 
@@ -304,11 +308,20 @@ def configuration_of(recipe: Recipe) -> dict[str, object]:
     mix = mix_of(recipe)
     audit = {name: getattr(recipe.audit, name) for name in ("on_match", "benchmark_ngram")}
     drops = recipe.audit.benchmarks and recipe.audit.on_match != "stop"
-    exclude: dict[str, Any] = {"tokenize": {"encoder"}, "validate_": {"max_quarantined"}}
-    exclude["publish"] = set(PublishConfig.model_fields) - decides
-    # Lineage lists the sources by file, independent of order and grouping.
-    exclude |= dict.fromkeys(("shard_mb", "sources", "tokenizer", "audit", "golden"), True)
-    settings = recipe.model_dump(mode="json", by_alias=True, exclude=exclude)
+    settings: dict[str, object] = recipe.model_dump(
+        mode="json",
+        by_alias=True,
+        exclude={
+            "shard_mb": True,
+            "sources": True,  # lineage lists them by file, independent of order and grouping
+            "tokenizer": True,
+            "tokenize": {"encoder"},
+            "publish": set(PublishConfig.model_fields) - decides,
+            "audit": True,
+            "golden": True,
+            "validate_": {"max_quarantined"},
+        },
+    )
     return settings | ({"mix": mix} if mix else {}) | ({"audit": audit} if drops else {})
 
 

@@ -6,7 +6,6 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -167,14 +166,22 @@ def jobs(recipe: Recipe, tokenizer: str) -> Iterator[Job[ValidateParameters]]:
     # The order of records decides packs and bytes, so it must not depend on the order of sources in
     # the recipe.
     pairs.sort(key=lambda pair: (pair[0].file, pair[0].byte_start))
-    given: dict[str, Any] = {"tokenizer": tokenizer, "pipeline": recipe.tokenize.pipeline}
-    common = partial(ValidateParameters, rules=recipe.validate_, group_by=recipe.split.group_by)
     for shard, source in pairs:
-        own = given if shard.row_format == "tokenized" else {}
-        label = f"{shard.file} from row {shard.row_start:,}" if shard.row_start else shard.file
-        label, size = for_terminal(label), shard.byte_end - shard.byte_start
-        parameters = common(shard=shard, source=source, **own)
-        yield VALIDATE.job(parameters, inputs=[], label=label, size=size)
+        yield VALIDATE.job(
+            ValidateParameters(
+                shard=shard,
+                source=source,
+                rules=recipe.validate_,
+                group_by=recipe.split.group_by,
+                tokenizer=tokenizer if shard.row_format == "tokenized" else None,
+                pipeline=recipe.tokenize.pipeline if shard.row_format == "tokenized" else None,
+            ),
+            inputs=[],
+            label=for_terminal(
+                f"{shard.file} from row {shard.row_start:,}" if shard.row_start else shard.file
+            ),
+            size=shard.byte_end - shard.byte_start,
+        )
 
 
 def shard_bytes(recipe: Recipe) -> int:

@@ -322,9 +322,8 @@ def api_page() -> str:
         "| error | when | exit code |\n|---|---|---|",
     ]
     errors = importlib.import_module("packhouse.errors")
-    for name in errors.__all__:
-        kind = getattr(errors, name)
-        if not isinstance(kind, type):  # an exit code
+    for name, kind in sorted(vars(errors).items()):
+        if not issubclass_of(kind, (errors.PackhouseError,)):
             continue
         first = (inspect.getdoc(kind) or "").split("\n\n")[0]
         lines.append(f"| `{name}` | {' '.join(first.split())} | {kind.exit_code} |")

@@ -9,7 +9,6 @@ later as a recipe, on a schedule or a cluster.
 """
 
 import logging
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import cached_property
@@ -36,12 +35,12 @@ from packhouse.system.wording import by_name, counted, text_table
 log = logging.getLogger("packhouse.run.step_cache")
 
 
-class _Table(ABC):
+class _Table:
     """Prints as a table, and converts to a pandas frame."""
 
-    @abstractmethod
     def _columns(self) -> dict[str, list[Any]]:
         """Return the cells of each column; the first one names the rows."""
+        raise NotImplementedError
 
     def to_pandas(self) -> Any:
         """Return the table as a `pandas.DataFrame`, its rows named by the first column."""
@@ -220,8 +219,7 @@ class Version:
     def _repr_html_(self) -> str | None:
         if not has_function("version_cell"):
             return None  # the notebook shows `__repr__`
-        html: str = function_of_addon("version_cell")(self._opened, self._tokenizers)
-        return html
+        return str(function_of_addon("version_cell")(self._opened, self._tokenizers))
 
     def __repr__(self) -> str:
         lines = [f"Version {self.uri}"]

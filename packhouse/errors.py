@@ -29,29 +29,6 @@ from typing import Any
 
 from packhouse.system.escaping import for_terminal
 
-__all__ = [
-    "HELD_BACK",
-    "AuditError",
-    "ConfigError",
-    "ConflictError",
-    "ContractError",
-    "DiskError",
-    "EmptyDatasetError",
-    "EmptyRowError",
-    "IntegrityError",
-    "PackhouseError",
-    "PluginError",
-    "QuarantineLimitError",
-    "SequenceTooLongError",
-    "SourceError",
-    "StoreError",
-    "StoreRefusedError",
-    "TemplateError",
-    "TokenizerError",
-    "TransientError",
-    "VersionNotFoundError",
-]
-
 HELD_BACK = 7
 """Exit code: the version is published, but its ref did not move because it drifted too far."""
 

@@ -45,10 +45,7 @@ _COMMANDS = {
     "export": ("addons.exports", "Export a version in a trainer's format."),
     "ci": ("addons.ci.command", "Refresh a dataset in a CI job and check its gates."),
     "cache": ("addons.cache", "List cached steps, and delete those no longer needed."),
-    "gc": (
-        "addons.gc",
-        "Delete files left by interrupted publishes (dry run by default).",
-    ),
+    "gc": ("addons.gc", "Delete files left by interrupted publishes (dry run by default)."),
     "doctor": ("addons.doctor", "Check that a store works and that the cache has enough space."),
 }
 COMMANDS = {name: (f"packhouse.{module}", line) for name, (module, line) in _COMMANDS.items()}
@@ -66,6 +63,13 @@ COMMAND_GROUPS = {
 PUBLIC = {
     name: f"packhouse.{module}"
     for module, names in {
+        "api": ("Version", "open_version", "prepare"),
+        "errors": ("PackhouseError",),
+        "load.collators": ("ClassificationCollator", "PackedCollator", "PaddedCollator"),
+        "load.dataset": ("PackedDataset",),
+        "load.mapped_rows": ("load_packed", "load_preferences"),
+        "load.streaming": ("StreamingPackedDataset",),
+        "recipe": ("Recipe", "load_recipe"),
         "addons.audit_any.audit": ("audit", "AuditReport"),
         "addons.exports": ("Export", "export_version"),
         "addons.packs_in_memory": ("PackTally", "pack_dataset"),
@@ -95,7 +99,7 @@ PUBLIC = {
     }.items()
     for name in names
 }
-"""Names of add-ons that users import from `packhouse`, with the module of each."""
+"""Names that users import from `packhouse`, with the module of each."""
 
 FUNCTIONS = {
     name: f"packhouse.{module}"

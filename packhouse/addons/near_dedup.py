@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packhouse.pack.dedup import FACTOR, Near, Words, hash_words, run_hashes, words_of
+from packhouse.pack.dedup import FACTOR, Words, hash_words, run_hashes, words_of
 from packhouse.recipe import DedupConfig
 from packhouse.records.arrays import (
     Bools,
@@ -196,7 +196,9 @@ def bands_for(threshold: float, permutations: int) -> tuple[int, int]:
     return permutations, 1
 
 
-def find_near(fingerprints: Sequence[pa.Table], rows: Sequence[Int64s], threshold: float) -> Near:
+def find_near(
+    fingerprints: Sequence[pa.Table], rows: Sequence[Int64s], threshold: float
+) -> tuple[Int64s, Float64s, Float64s]:
     """Find the pairs of similar rows.
 
     Args:
@@ -205,7 +207,10 @@ def find_near(fingerprints: Sequence[pa.Table], rows: Sequence[Int64s], threshol
         threshold: minimum share of common shingles.
 
     Returns:
-        Pairs, by the numbers of the compared rows.
+        Earlier and later row of each pair, by the numbers of the compared rows, shape
+        [num_pairs, 2], in order of the later row. Jaccard similarity of each pair: shingles in both
+        divided by shingles in either, at least `threshold`; and that of the assistant's text only,
+        1 if neither row has any.
     """
     sets = _Sets.of(fingerprints, rows)
     candidates = _candidates(fingerprints, rows, threshold, sets.sizes)
@@ -218,7 +223,8 @@ def find_near(fingerprints: Sequence[pa.Table], rows: Sequence[Int64s], threshol
     parts = [none, *(_compare(sets, pairs, num_rows) for pairs in chunks)]
     first, second, similarity, answers = map(np.concatenate, zip(*parts, strict=True))
     near = similarity >= threshold
-    return Near(first[near], second[near], similarity[near], answers[near])
+    pairs = np.stack([first[near], second[near]], axis=1)
+    return pairs, similarity[near], answers[near]
 
 
 def _candidates(

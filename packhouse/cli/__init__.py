@@ -35,12 +35,9 @@ def set_option(what: str = "Override a recipe value: --set pack.seq_len=4096.") 
 
 def cache_option(what: str = "Cache folder.") -> Decorator:
     """Return --cache, a folder of this machine."""
-    return click.option(
-        "--cache",
-        type=click.Path(path_type=Path),
-        default=default_cache,
-        help=f"{what} [default: $PACKHOUSE_CACHE, or ~/.cache/packhouse]",
-    )
+    what = f"{what} [default: $PACKHOUSE_CACHE, or ~/.cache/packhouse]"
+    folder = click.Path(path_type=Path)
+    return click.option("--cache", type=folder, default=default_cache, help=what)
 
 
 def number_option(
@@ -58,33 +55,19 @@ def json_option(what: str = "Print JSON.") -> Decorator:
 
 def recipe_options(command: Callable[..., object]) -> Callable[..., object]:
     """Add RECIPE, --set, --cache and --json."""
-    for decorate in (
-        json_option(),
-        cache_option(),
-        set_option(),
-        click.argument("recipe_path", metavar="RECIPE", type=click.Path()),
-    ):
-        command = decorate(command)
-    return command
+    recipe = click.argument("recipe_path", metavar="RECIPE", type=click.Path())
+    return recipe(set_option()(cache_option()(json_option()(command))))
 
 
 def run_options(command: Callable[..., object]) -> Callable[..., object]:
     """Add --cache, which may be a mirror, and --workers."""
-    for decorate in (
-        number_option(
-            "--workers",
-            "Number of worker processes. Does not affect the output. "
-            "[default: one per 100 MB of input, up to one per core]",
-            least=1,
-        ),
-        click.option(
-            "--cache",
-            metavar="PATH|URI",
-            help="Cache folder, or s3://bucket/prefix to share the cache between machines.",
-        ),
-    ):
-        command = decorate(command)
-    return command
+    what = "Cache folder, or s3://bucket/prefix to share the cache between machines."
+    cache = click.option("--cache", metavar="PATH|URI", help=what)
+    what = (
+        "Number of worker processes. Does not affect the output. "
+        "[default: one per 100 MB of input, up to one per core]"
+    )
+    return cache(number_option("--workers", what, least=1)(command))
 
 
 class _LazyGroup(click.Group):
@@ -131,11 +114,10 @@ packhouse turns instruction data into versioned datasets of packed tokens. To ge
 `packhouse --help` lists all commands; `packhouse COMMAND --help` explains one."""
 
 
-@click.group(
-    cls=_LazyGroup,
-    invoke_without_command=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+_SETTINGS = {"help_option_names": ["-h", "--help"]}
+
+
+@click.group(cls=_LazyGroup, invoke_without_command=True, context_settings=_SETTINGS)
 @click.version_option(package_name="packhouse")
 @click.pass_context
 def cli(ctx: click.Context) -> None:

@@ -98,9 +98,8 @@ def prepare(
                 settings={},
                 overrides=overrides,
             )
-            prepared, notes = prepare_recipe(
-                recipe, place, workers, file=data[0] if is_recipe else None
-            )
+            file = data[0] if is_recipe else None
+            prepared, notes = prepare_recipe(recipe, place, workers, file=file)
     except Interrupted as error:
         exit_interrupted(error, keeps_steps=True)
     from packhouse.cli.result_summary import print_result

@@ -49,17 +49,10 @@ def ledger_block(ledger: Sequence[LedgerLine], filters: Iterable[Filter]) -> Blo
         ([('validate', 9, 8, 1, None, None, None)], ('validate quarantined: json 1',))
     """
     heads, cells = in_and_out(ledger)
-    rows = [
-        (
-            line.step,
-            *own,
-            sum(line.quarantined.values()) or None,
-            sum(line.dropped.values()) or None,
-            line.tokens_in,
-            line.tokens_out,
-        )
-        for line, own in zip(ledger, cells, strict=True)
-    ]
+    rows = []
+    for line, own in zip(ledger, cells, strict=True):
+        bad, dropped = (sum(each.values()) or None for each in (line.quarantined, line.dropped))
+        rows.append((line.step, *own, bad, dropped, line.tokens_in, line.tokens_out))
     lines, units = [], units_of(ledger)
     for line in ledger:
         taken, given = units[line.step]
@@ -70,23 +63,14 @@ def ledger_block(ledger: Sequence[LedgerLine], filters: Iterable[Filter]) -> Blo
             ("tokens_dropped", "token"),
             ("tokens_added", "token"),
         ):
-            if counts := getattr(line, what):
-                reasons = ", ".join(
-                    f"{reason} {counted(n, unit) if unit else f'{n:,}'}"
-                    for reason, n in sorted(counts.items())
-                )
-                lines.append(f"{line.step} {what.removeprefix('tokens_')}: {reasons}")
-    lines += [
-        f"source '{each.source}': `where: {each.where}` dropped {each.filtered:,} of "
-        f"{counted(each.rows, 'row')}"
-        for each in filters
-    ]
-    return Block(
-        title="ledger",
-        columns=("step", *heads, "quarantined", "dropped", "tokens in", "tokens out"),
-        rows=rows,
-        lines=tuple(lines),
-    )
+            if counts := sorted(getattr(line, what).items()):
+                said = (f"{why} {counted(n, unit) if unit else f'{n:,}'}" for why, n in counts)
+                lines.append(f"{line.step} {what.removeprefix('tokens_')}: {', '.join(said)}")
+    for each in filters:
+        cut = f"{each.filtered:,} of {counted(each.rows, 'row')}"
+        lines.append(f"source '{each.source}': `where: {each.where}` dropped {cut}")
+    columns = ("step", *heads, "quarantined", "dropped", "tokens in", "tokens out")
+    return Block(title="ledger", columns=columns, rows=rows, lines=tuple(lines))
 
 
 def splits_of(published: Published) -> Block:
@@ -134,19 +118,17 @@ def audit_rows(audit: Audit) -> list[dict[str, Any]]:
     rows = []
     for name, found in sources.items():
         counts = Counter[str](found)
-        shares = [
+        kinds = ("untrained_answer_bytes", "answer_bytes"), ("unterminated_turns", "turns")
+        answers, ended = (
             f"{1 - counts[finding] / counts[of]:.2%}" if counts[of] else "-"
-            for finding, of in (
-                ("untrained_answer_bytes", "answer_bytes"),
-                ("unterminated_turns", "turns"),
-            )
-        ]
+            for finding, of in kinds
+        )
         rows.append(
             {
                 "source": name,
                 "records": counts["rows"],
-                "answers": shares[0],
-                "ended": shares[1],
+                "answers": answers,
+                "ended": ended,
                 "headers": counts["leaked_headers"],
                 "prompts": counts["trained_prompt_bytes"],
                 "BOS/end": counts["double_bos"] + counts["missing_bos"] + counts["double_ends"],
@@ -167,10 +149,8 @@ def audit_blocks(document: Mapping[str, Any]) -> Iterator[Block]:
     audit = read_audit(document)
     rows = audit_rows(audit)
     lines = [_AUDIT_COLUMNS, *([line] if (line := inference_line(document)) else [])]
-    lines += [
-        f"{found.plugin}: {found.failed:,} of {counted(found.rows, 'row')}"
-        for found in audit.checks.values()
-    ]
+    for check in audit.checks.values():
+        lines.append(f"{check.plugin}: {check.failed:,} of {counted(check.rows, 'row')}")
     if found := audit.contamination:
         outcome = {"drop": ": dropped", "same_side": ": moved to eval"}
         lines.append(
@@ -243,7 +223,7 @@ def report_json(prepared: Prepared) -> dict[str, object]:
         "store": prepared.store,
         "created": prepared.created,
         "ledger": [line.to_json() for line in prepared.ledger],
-        "steps": [asdict(each) for each in _steps(prepared)],
+        "steps": list(_steps(prepared)),
         "quarantine": published.quarantine,
         "statistics": {side: each.to_dict() for side, each in published.statistics.items()},
         "ref": published.ref,
@@ -292,11 +272,9 @@ def print_report(prepared: Prepared) -> None:
         out.print(f"also in {target} ({name})")
     steps = []
     for each in _steps(prepared):
-        if each.cached == each.jobs:
-            steps.append(f"{each.step} cached")
-        else:
-            cached = f"{each.cached} of {each.jobs} cached, " if each.cached else ""
-            steps.append(f"{each.step} {cached}{each.seconds:.1f} s")
+        step, jobs, cached, seconds = each.values()
+        some = f"{cached} of {jobs} cached, " if cached else ""
+        steps.append(f"{step} cached" if cached == jobs else f"{step} {some}{seconds:.1f} s")
     print_text(f"steps: {', '.join(steps)}")
     if prepared.receipts:
         # `echo` does not wrap it, so that it can be copied.
@@ -367,13 +345,11 @@ def _notes(prepared: Prepared) -> Iterator[str]:
             packed, *others = (line[each] for each in ("packed", "records", "repeated", "tokens"))
             records, again, tokens = map(counted, others, ("record", "repeat", "token"))
             yield f"mix: source '{name}': {packed:,} of {records}, {again}, {tokens}"
-    is_split = any(line.num_added_records for line in prepared.ledger)
-    dedup = published.dedup
-    for kind, unit, repeats in (
-        (("equal", "record" if is_split else "row", dedup.equal), ("near", "row", dedup.near))
-        if dedup
-        else ()
-    ):
+    dedup, equal = published.dedup, "row"
+    if any(line.num_added_records for line in prepared.ledger):
+        equal = "record"
+    kinds = (("equal", equal, dedup.equal), ("near", "row", dedup.near)) if dedup else ()
+    for kind, unit, repeats in kinds:
         if repeats.rows:
             row, apart = repeats.samples[0], repeats.on_both_sides
             first = row["repeats"]
@@ -411,19 +387,10 @@ def is_uneven(split: SplitCounts) -> bool:
     return abs(found - asked) > max(asked / 5, by_chance) or (found == 0) != (asked == 0)
 
 
-@dataclass(frozen=True, slots=True)
-class StepTime:
-    """Jobs and wall time of a step of a run."""
-
-    step: str
-    jobs: int
-    cached: int
-    seconds: float
-
-
-def _steps(prepared: Prepared) -> Iterator[StepTime]:
+def _steps(prepared: Prepared) -> Iterator[dict[str, Any]]:
+    """Yield the number of jobs, of cached ones, and the wall time of each step of a run."""
     for step in STEPS:
         receipts = [receipt for receipt in prepared.receipts if receipt.step == step.name]
         cached = sum(receipt.cached for receipt in receipts)
         seconds = round(prepared.seconds.get(step.name, 0.0), 3)
-        yield StepTime(step.name, len(receipts), cached, seconds)
+        yield {"step": step.name, "jobs": len(receipts), "cached": cached, "seconds": seconds}

@@ -13,19 +13,13 @@ import click
 from packhouse.cli import json_option, number_option
 from packhouse.cli.result_summary import audit_blocks, ledger_block, print_block
 from packhouse.errors import IntegrityError, VersionNotFoundError
+from packhouse.store import version_reader
 from packhouse.store.manifest import TABLES, Manifest
 from packhouse.store.object_keys import is_name, manifest_key, parse_address
 from packhouse.store.object_store import ObjectStore, open_store
 from packhouse.store.refs import Ref, load_ref, rollback_ref, scan_refs, set_ref
 from packhouse.store.store_requests import ask, run
-from packhouse.store.version_reader import (
-    open_address,
-    open_dataset,
-    open_version,
-    pull_version,
-    scan_versions,
-    verify_version,
-)
+from packhouse.store.version_reader import open_address, open_dataset
 from packhouse.system.terminal import echo, print_facts, print_note, print_table
 from packhouse.system.wording import counted
 
@@ -92,8 +86,8 @@ def ls(place: str, as_json: bool) -> None:
 
 def _list_dataset(store: ObjectStore, dataset: str, as_json: bool) -> None:
     refs, damaged_refs = scan_refs(store, dataset)
-    versions, damaged = scan_versions(store, dataset)
-    rows = []
+    versions, damaged = version_reader.scan_versions(store, dataset)
+    rows: list[dict[str, Any]] = []
     for manifest in versions:
         # When it was committed, by the store's clock: manifests contain no times.
         head = run(store, ask(ObjectStore.head, manifest_key(dataset, manifest.version)))
@@ -105,11 +99,8 @@ def _list_dataset(store: ObjectStore, dataset: str, as_json: bool) -> None:
             echo_json(rows)
             return
         columns = ("version", "published", "refs", "rows", "packs", "tokens", "bytes")
-        cells = [
-            [", ".join(v) if isinstance(v := row[name], list) else v for name in columns]
-            for row in rows
-        ]
-        print_table(columns, cells)
+        rows = [row | {"refs": ", ".join(row["refs"])} for row in rows]
+        print_table(columns, [[row[name] for name in columns] for row in rows])
 
 
 def _summary(manifest: Manifest) -> dict[str, object]:
@@ -151,14 +142,9 @@ def show(address: str, as_json: bool) -> None:
     manifest = opened.manifest
     facts = [("address", opened.address), *_summary(manifest).items()]
     _print_facts(f"{opened.dataset} {opened.version}", facts)
-    units = {"data": "pack", "quarantine": "bad record"}
+    units = dict.fromkeys(TABLES, "record") | {"data": "pack", "quarantine": "bad record"}
     files = [
-        (
-            e.key,
-            counted(e.rows, units.get(e.kind, "record")) if e.kind in TABLES else "-",
-            e.tokens,
-            e.size,
-        )
+        (e.key, counted(e.rows, units[e.kind]) if e.kind in units else "-", e.tokens, e.size)
         for e in manifest.files
     ]
     echo()
@@ -170,12 +156,10 @@ def show(address: str, as_json: bool) -> None:
     for name in ("counts", "lineage", "configuration", "engines", "libraries"):
         # The ledger is the table above, and a histogram has dozens of lines.
         hidden = ("ledger.", "length_histogram") if name == "counts" else ()
-        flat = [
-            line for line in _flat(getattr(manifest, name)) if not any(h in line[0] for h in hidden)
-        ]
-        if flat:
+        lines = _flat(getattr(manifest, name))
+        if lines := [line for line in lines if not any(key in line[0] for key in hidden)]:
             echo()
-            _print_facts(name, flat)
+            _print_facts(name, lines)
 
 
 def _print_facts(title: str, facts: Sequence[tuple[str, object]]) -> None:
@@ -209,25 +193,19 @@ def verify(address: str, as_json: bool) -> None:
       $ packhouse verify ./store/demo
       0bc8b616aa87002e.g0: 6 files, 1,385,921 bytes, 59 packs, ...: intact
     """
-    report = verify_version(open_address(address))
+    report = version_reader.verify_version(open_address(address))
+    sizes = {
+        "files": report.num_files,
+        "bytes": report.num_bytes,
+        "packs": report.num_rows,
+        "tokens": report.num_tokens,
+    }
     if as_json:
-        echo_json(
-            {
-                "version": report.version,
-                "is_intact": report.is_intact,
-                "files": report.num_files,
-                "bytes": report.num_bytes,
-                "packs": report.num_rows,
-                "tokens": report.num_tokens,
-                "problems": list(report.problems),
-            }
-        )
+        found = {"version": report.version, "problems": list(report.problems)}
+        echo_json(found | {"is_intact": report.is_intact} | sizes)
     else:
-        echo(
-            f"{report.version}: {counted(report.num_files, 'file')}, "
-            f"{counted(report.num_bytes, 'byte')}, {counted(report.num_rows, 'pack')}, "
-            f"{counted(report.num_tokens, 'token')}: {'intact' if report.is_intact else 'DAMAGED'}"
-        )
+        said = ", ".join(counted(number, name[:-1]) for name, number in sizes.items())
+        echo(f"{report.version}: {said}: {'intact' if report.is_intact else 'DAMAGED'}")
         for problem in report.problems:
             echo(f"  {problem}")
     if not report.is_intact:
@@ -252,7 +230,7 @@ def pull(address: str, dest: str, threads: int, data_only: bool, as_json: bool) 
     """
     opened = open_address(address)
     kinds = ("data", "card") if data_only else ()
-    folder = pull_version(opened, dest, num_threads=threads, kinds=kinds)
+    folder = version_reader.pull_version(opened, dest, num_threads=threads, kinds=kinds)
     if as_json:
         echo_json(_summary(opened.manifest) | {"folder": str(folder)})
     else:
@@ -271,15 +249,12 @@ def ref() -> None:
     """
 
 
-_reason_option = click.option(
-    "--reason", default="", help="Reason for the move, shown by `packhouse ref log`."
-)
+_WHY = "Reason for the move, shown by `packhouse ref log`."
+_reason_option = click.option("--reason", default="", help=_WHY)
 
 
 def _ref_json(found: Ref) -> dict[str, object]:
-    now, *past = (
-        {"version": move.version, "seq": move.seq, **asdict(move.note)} for move in found.moves
-    )
+    now, *past = ({"version": m.version, "seq": m.seq, **asdict(m.note)} for m in found.moves)
     return {"name": found.name, "parent": found.parent, **now, "past": past}
 
 
@@ -296,9 +271,7 @@ def list_refs(dataset: str, as_json: bool) -> None:
       latest  eb8b8745c6423e4b.g0  2026-11-27T17:01:52Z      2  0bc8b616aa87...
     """
     found, damaged = scan_refs(*open_dataset(dataset))
-    rows = [
-        (item.name, item.version, item.note.time, item.seq, item.parent or "") for item in found
-    ]
+    rows = [(r.name, r.version, r.note.time, r.seq, r.parent or "") for r in found]
     with warning_of(damaged):
         if as_json:
             echo_json([_ref_json(item) for item in found])
@@ -357,12 +330,10 @@ def set_version(
       $ packhouse ref set ./store/demo prod latest
       prod -> 0bc8b616aa87002e.g0 (move 1, new ref)
     """
-    store, dataset_name = open_dataset(dataset)
-    target = open_version(store, dataset_name, version).version
+    place = open_dataset(dataset)
+    target = version_reader.open_version(*place, version).version
     reason = reason or f"set to {version}"
-    moved = set_ref(
-        store, dataset_name, name, target, expected=expected, force=force, reason=reason
-    )
+    moved = set_ref(*place, name, target, expected=expected, force=force, reason=reason)
     _say_moved(moved, as_json)
 
 

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 
 from packhouse.errors import ConfigError, ContractError, SequenceTooLongError
-from packhouse.load.dataset import Row, read_row
+from packhouse.load.dataset import Ints, Row, read_row
 from packhouse.pack.pack_columns import IGNORE_INDEX, position_ids
 from packhouse.pack.strategies import round_up
 from packhouse.system.wording import counted
@@ -121,9 +121,8 @@ class PackedCollator:
         if self.shift_labels:
             batch["shift_labels"] = shift_left(batch["labels"])
         if weights is not None:
-            batch["loss_weights"] = torch.from_numpy(np.pad(np.concatenate(weights), (0, pad)))[
-                None
-            ]
+            padded = np.pad(np.concatenate(weights), (0, pad))
+            batch["loss_weights"] = torch.from_numpy(padded)[None]
         if self.pad_record_to_multiple_of > 1:
             # Both include the extra record of padding: 0 3 5 5 and 0 4 8 10 if T is 10.
             unpadded = np.concatenate([[0], np.cumsum(np.pad(real, (0, int(pad > 0))))])
@@ -247,9 +246,9 @@ class PaddedCollator:
         if self.too_long == "error":
             raise SequenceTooLongError(
                 f"row {number} has {counted(len(row.input_ids), 'token')}, over the window of "
-                f"{room:,} "
-                f"(max_length {self.max_length:,} minus {self.prefix_tokens} prefix tokens). Set "
-                "too_long='truncate', raise max_length, or prepare with a smaller seq_len.",
+                f"{room:,} (max_length {self.max_length:,} minus {self.prefix_tokens} prefix "
+                "tokens). Set too_long='truncate', raise max_length, or prepare with a smaller "
+                "seq_len.",
                 row=number,
             )
         return replace(
@@ -309,12 +308,7 @@ class ClassificationCollator(PaddedCollator):
         return super().__call__(texts) | {"labels": torch.tensor(classes, dtype=torch.int64)}
 
 
-def _spread(
-    values: npt.NDArray[Any],
-    lengths: npt.NDArray[np.int64],
-    padded: npt.NDArray[np.int64],
-    fill: float,
-) -> npt.NDArray[Any]:
+def _spread(values: npt.NDArray[Any], lengths: Ints, padded: Ints, fill: float) -> npt.NDArray[Any]:
     """Pad each record: 7 8 9 5 6 of lengths [3, 2], padded to [4, 4] -> 7 8 9 0 5 6 0 0."""
     out = np.full(int(padded.sum()), fill, dtype=values.dtype)
     shift = np.cumsum(padded - lengths) - (padded - lengths)

@@ -171,9 +171,9 @@ def _read_column(
         raise ContractError(f"{where} has {name} of shape {array.shape}. Pass one flat list.")
     # numpy makes floats of an empty list.
     if array.size and array.dtype.kind not in kinds:
+        due = "numbers" if "f" in kinds else "integers"
         raise ContractError(
-            f"{where} has {name} of type {array.dtype} instead of "
-            f"{'numbers' if 'f' in kinds else 'integers'}. Cast them."
+            f"{where} has {name} of type {array.dtype} instead of {due}. Cast them."
         )
     if size is not None and len(array) != size:
         raise ContractError(f"{where} has {size:,} input_ids and {len(array):,} {name}")
@@ -373,11 +373,8 @@ def _cells(name: str, column: pa.Array) -> Callable[[int], Any]:
         raise ContractError(f"column '{name}' has nulls. Every row needs a list of numbers.")
     if name == "trained_ranges":
         ranges = read_ranges(column)
-        starts, ends, bounds = ranges.starts, ranges.ends, ranges.offsets
-        return lambda row: (
-            starts[bounds[row] : bounds[row + 1]],
-            ends[bounds[row] : bounds[row + 1]],
-        )
+        bounds, sides = ranges.offsets, (ranges.starts, ranges.ends)
+        return lambda row: tuple(side[bounds[row] : bounds[row + 1]] for side in sides)
     values, offsets = flat_list(column)  # [[5, 6, 7], [8, 9]]: 5 6 7 8 9 and 0 3 5; row 1 is 8 9
     return lambda row: values[offsets[row] : offsets[row + 1]]
 
@@ -438,8 +435,7 @@ class PackStat:
     def __str__(self) -> str:
         return (
             f"{counted(self.num_records, 'record')} in {counted(self.num_rows, 'row')} of up to "
-            f"{self.seq_len:,} "
-            f"tokens: {counted(self.num_tokens, 'token')}, {100 * self.fill:.2f}% full, "
+            f"{self.seq_len:,} tokens: {counted(self.num_tokens, 'token')}, {self.fill:.2%} full, "
             f"{self.num_trained:,} trained; {counted(self.num_dropped, 'record')} dropped; "
             f"{self.padded_ratio:.1f}x fewer rows than with one record per row"
         )
@@ -514,7 +510,7 @@ class PackedDataset(torch.utils.data.Dataset):
         self._plan: PackPlan | None = None
         self._settings: tuple[int, str, int | None, int, int] | None = None
         """Arguments for planning; None if rows are already packs."""
-        self._order: npt.NDArray[np.int64] = np.empty(0, np.int64)
+        self._order: Ints = np.empty(0, np.int64)
         """Row numbers, pack after pack, if there is a plan."""
         if seq_len is not None:
             lengths = _lengths_of_records(self._rows)
@@ -629,11 +625,9 @@ class RecordRows(Sequence[Row]):
     def __getitem__(self, index: int) -> Row:  # type: ignore[override]  # one row: no slices
         pack, start = self._packs[int(self._pack[index])], int(self._starts[index])
         part = slice(start, start + int(self.lengths[index]))
+        weights = None if pack.loss_weights is None else pack.loss_weights[part]
         return Row(
-            pack.input_ids[part],
-            pack.labels[part],
-            self.lengths[index : index + 1],
-            None if pack.loss_weights is None else pack.loss_weights[part],
+            pack.input_ids[part], pack.labels[part], self.lengths[index : index + 1], weights
         )
 
 

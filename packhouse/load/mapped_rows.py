@@ -24,7 +24,6 @@ the same tokens with labels and bounds, for trainers that take packs.
 
 import fcntl
 import hashlib
-import json
 import os
 import stat
 import sys
@@ -39,27 +38,20 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 import numpy.typing as npt
-import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 from typing_extensions import override
 
-from packhouse.errors import (
-    ConfigError,
-    EmptyDatasetError,
-    IntegrityError,
-    VersionNotFoundError,
-)
+from packhouse.errors import ConfigError, EmptyDatasetError, IntegrityError, VersionNotFoundError
 from packhouse.pack.pack_columns import IGNORE_INDEX, preference_names, published_schema, to_layout
-from packhouse.records.arrays import flat_list, list_array, one_chunk
-from packhouse.store import FileEntry, OpenVersion, open_store
+from packhouse.records.arrays import Int64s, flat_list, list_array, one_chunk
+from packhouse.store import FileEntry, OpenVersion, open_store, version_reader
 from packhouse.store.local_folder import LocalStore
 from packhouse.store.manifest import Manifest, changed_manifest, parse_slot
 from packhouse.store.object_keys import split_pinned
-from packhouse.store.version_reader import check_footer, open_address, read_batches
-from packhouse.system.disks import check_cache, default_cache, disk_errors, write_whole
+from packhouse.system import disks
 from packhouse.system.fingerprint import file_sha256
-from packhouse.system.worker import at, run_in_worker
+from packhouse.system.worker import at
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -176,7 +168,7 @@ def cache_folder(cache: str | Path | None) -> Path:
     Raises:
         ConfigError: a file is in the way of the folder.
     """
-    return check_cache(Path(cache) if cache is not None else default_cache())
+    return disks.check_cache(Path(cache) if cache is not None else disks.default_cache())
 
 
 def open_split(
@@ -191,7 +183,7 @@ def open_split(
     """
     folder, marker = str(uri), Path(uri).expanduser() / "manifest.json"
     if "://" in folder or not marker.is_file():
-        opened = open_address(folder, version)
+        opened = version_reader.open_address(folder, version)
     else:  # `packhouse pull` wrote this folder
         folder = str(marker.parent)
         manifest = parse_slot(marker.read_bytes(), f"'{marker}'")
@@ -207,12 +199,8 @@ def open_split(
             )
         if not manifest.manifest_id.startswith(recorded):
             raise changed_manifest(manifest, recorded, "the address")
-        opened = _Pulled(
-            store=open_store(folder),
-            dataset=manifest.dataset,
-            version=manifest.version,
-            manifest=manifest,
-        )
+        name, version, store = manifest.dataset, manifest.version, open_store(folder)
+        opened = _Pulled(store=store, dataset=name, version=version, manifest=manifest)
     if preferences != (opened.manifest.preferences is not None):
         raise ConfigError(
             f"{opened.dataset} {opened.version} has no preferences. Load it with load_packed."
@@ -304,7 +292,8 @@ def mapped_file(
             left.unlink(missing_ok=True)
         staged = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
         try:
-            _decode(partial(_write_rows, source, entry, columns, staged), source, entry)
+            write = partial(_write_rows, source, entry, columns, staged)
+            version_reader.decode_in_worker(write, entry)
             os.replace(staged, path)
         finally:
             staged.unlink(missing_ok=True)
@@ -343,36 +332,27 @@ def check_row_groups(path: Path, entry: FileEntry, cache: Path) -> None:
     # A footer may count less than its pages hold: 575 bytes stood for 200 MB.
     # Once per machine: a trainer must not be killed because a row group needs too much memory.
     proof = cache / "loaded" / f"{entry.sha256}.bounded"
-    with disk_errors(proof.parent), locked(proof):
+    with disks.disk_errors(proof.parent), locked(proof):
         if not proof.exists():
-            _decode(partial(_read_row_groups, path, entry), path, entry)
-            write_whole(proof, b"")
+            version_reader.decode_in_worker(partial(_read_row_groups, path, entry), entry)
+            disks.write_whole(proof, b"")
 
 
 def _read_row_groups(path: Path, entry: FileEntry) -> None:
-    try:
-        with pq.ParquetFile(path, page_checksum_verification=True) as file:
-            check_footer(file.metadata, entry)
-            for number in range(file.num_row_groups):
-                at(f"row group {number}")
-                size = file.read_row_group(number).nbytes
-                if size > _MAX_GROUP_BYTES:
-                    raise IntegrityError(
-                        f"row group {number} of '{entry.key}' decodes to {size:,} bytes; the limit "
-                        f"of a stream is {_MAX_GROUP_BYTES:,}. Use load_packed, or publish it "
-                        "again.",
-                        key=entry.key,
-                    )
-    except MemoryError:  # Arrow's is a subclass
-        raise
-    except (pa.ArrowException, OSError) as error:
-        raise IntegrityError(f"'{entry.key}' cannot be read: {error}", key=entry.key) from None
-
-
-def _decode(call: Callable[[], None], path: Path, entry: FileEntry) -> None:
-    """Decode a file in a worker, because a few kilobytes of Parquet may decode to gigabytes."""
-    size = path.stat().st_size
-    run_in_worker(call, what=f"'{entry.key}'", blames=IntegrityError, num_bytes=size)
+    with (
+        version_reader.reading(entry.key, key=entry.key),
+        pq.ParquetFile(path, page_checksum_verification=True) as file,
+    ):
+        version_reader.check_footer(file.metadata, entry)
+        for number in range(file.num_row_groups):
+            at(f"row group {number}")
+            size = file.read_row_group(number).nbytes
+            if size > _MAX_GROUP_BYTES:
+                raise IntegrityError(
+                    f"row group {number} of '{entry.key}' decodes to {size:,} bytes; the limit of "
+                    f"a stream is {_MAX_GROUP_BYTES:,}. Use load_packed, or publish it again.",
+                    key=entry.key,
+                )
 
 
 _State = tuple[int, int, int, int, int]
@@ -389,13 +369,14 @@ def _verified(
     Args:
         path: file.
         sha256: expected sha256; None for a file made here, whose receipt has it.
-        receipt: JSON file with sha256, size and modification time of the verified bytes.
+        receipt: file of `write_checked` with sha256, size and modification time of the verified
+            bytes.
         verify: compare the sha256 once in this process; if False, size and time are enough.
         make: makes the file.
     """
     if _is_trusted(path, sha256, receipt, verify):
         return path
-    with disk_errors(receipt.parent), locked(receipt):
+    with disks.disk_errors(receipt.parent), locked(receipt):
         # Ranks start together: another one may have made the file while this one waited.
         if _is_trusted(path, sha256, receipt, verify):
             return path
@@ -405,21 +386,15 @@ def _verified(
         before, found = _state(path), file_sha256(path)
         if before is None or before != _state(path) or found != (sha256 or found):
             raise IntegrityError(f"'{path}' changed while it was being read. Load it again.")
-        verified = {"sha256": found, "size": before[2], "mtime_ns": before[3]}
-        write_whole(receipt, json.dumps(verified, sort_keys=True).encode())
+        disks.write_checked(receipt, {"sha256": found, "size": before[2], "mtime_ns": before[3]})
         _hashed[str(path), found] = before
     return path
 
 
 def _is_trusted(path: Path, sha256: str | None, receipt: Path, verify: bool) -> bool:
-    state = _state(path)
-    try:
-        verified = orjson.loads(receipt.read_bytes())
-    except (FileNotFoundError, ValueError):
-        verified = {}
-    verified = verified if isinstance(verified, dict) else {}
+    state, verified = _state(path), disks.read_checked(receipt) or {}
     digest = sha256 or verified.get("sha256")
-    if state is None or not isinstance(digest, str):
+    if state is None or digest is None:
         return False
     if not verify:
         return (verified.get("size"), verified.get("mtime_ns")) == (state[2], state[3])
@@ -463,7 +438,7 @@ def read_rows(path: Path, entry: FileEntry | None = None) -> Iterator[pa.RecordB
     Raises:
         IntegrityError: the file is damaged, or has no tokens.
     """
-    for batch in read_batches(path, entry=entry):
+    for batch in version_reader.read_batches(path, entry=entry):
         names = batch.schema.names
         if "input_ids" not in names:
             raise IntegrityError(f"'{path.name}' has no input_ids. Its columns are {names}.")
@@ -549,26 +524,16 @@ def preference_columns(batch: pa.RecordBatch) -> pa.RecordBatch:
         [{'prompt_ids': [5, 6], 'chosen_ids': [7, 8], 'rejected_ids': [9], 'record_id': 'a'}]
     """
     found = _Sequences(batch)
+    labels = flat_list(batch["labels"])[0]
+    num_prompt = np.add.reduceat(labels == IGNORE_INDEX, found.starts, dtype=np.int64)
     # Sequences of 2 + 2 and of 2 + 1 tokens -> pieces from 0, 2, 4, 6: prompt, answer, prompt, ...
-    starts = np.stack([found.starts, found.starts + found.num_prompt], axis=1).ravel()
-    pieces = list_array(
-        pa.array(found.ids, pa.int32()), np.append(starts, len(found.ids)), pa.int32()
-    )
-    if found.is_paired:
-        columns = {
-            "prompt_ids": _every(pieces, 0, 4),
-            "chosen_ids": _every(pieces, 1, 4),
-            "rejected_ids": _every(pieces, 3, 4),
-            "record_id": _every(found.names, 0, 2),
-        }
-    else:
-        columns = {
-            "prompt_ids": _every(pieces, 0, 2),
-            "completion_ids": _every(pieces, 1, 2),
-            "label": one_chunk(batch["label"]).cast(pa.bool_()),
-            "record_id": found.names,
-        }
-    return pa.RecordBatch.from_pydict(columns)
+    pieces = found.cut(np.stack([found.starts, found.starts + num_prompt], axis=1).ravel())
+    if "label" in batch.schema.names:
+        columns = {"prompt_ids": pieces[::2], "completion_ids": pieces[1::2]}
+        columns["label"] = one_chunk(batch["label"]).cast(pa.bool_())
+        return pa.RecordBatch.from_pydict(columns | {"record_id": found.names})
+    columns = {"prompt_ids": pieces[::4], "chosen_ids": pieces[1::4], "rejected_ids": pieces[3::4]}
+    return pa.RecordBatch.from_pydict(columns | {"record_id": found.names[::2]})
 
 
 def reward_columns(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -578,30 +543,25 @@ def reward_columns(batch: pa.RecordBatch) -> pa.RecordBatch:
         batch: published rows of pairs, with `labels`.
     """
     found = _Sequences(batch)
-    whole = list_array(
-        pa.array(found.ids, pa.int32()), np.append(found.starts, len(found.ids)), pa.int32()
-    )
-    columns = {"chosen_ids": _every(whole, 0, 2), "rejected_ids": _every(whole, 1, 2)}
-    return pa.RecordBatch.from_pydict(columns | {"record_id": _every(found.names, 0, 2)})
+    whole = found.cut(found.starts)
+    columns = {"chosen_ids": whole[::2], "rejected_ids": whole[1::2]}
+    return pa.RecordBatch.from_pydict(columns | {"record_id": found.names[::2]})
 
 
 class _Sequences:
-    """All sequences of rows, each a prompt and a trained answer."""
+    """All sequences of rows, each a prompt, which is not trained, and a trained answer."""
 
     def __init__(self, batch: pa.RecordBatch) -> None:
-        self.is_paired = "label" not in batch.schema.names
         self.ids, _ = flat_list(batch["input_ids"])
         lengths, _ = flat_list(batch["seq_lengths"])
         self.names = one_chunk(batch["record_ids"]).flatten()
-        labels, _ = flat_list(batch["labels"])
         self.starts = np.cumsum(lengths, dtype=np.int64) - lengths
-        is_prompt = labels == IGNORE_INDEX
-        # A sequence is a prompt, which is not trained, and a trained answer.
-        self.num_prompt = np.add.reduceat(is_prompt, self.starts, dtype=np.int64)
 
-
-def _every(values: pa.Array, first: int, step: int) -> pa.Array:
-    return values.take(pa.array(np.arange(first, len(values), step)))
+    def cut(self, starts: Int64s) -> pa.ListArray:
+        """Return all ids as lists that begin at these tokens."""
+        return list_array(
+            pa.array(self.ids, pa.int32()), np.append(starts, len(self.ids)), pa.int32()
+        )
 
 
 # A guarded model (`enable_packing`) notices if a collator lost record boundaries. A batch does not

@@ -33,19 +33,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from packhouse.errors import ConfigError, IntegrityError
+from packhouse.errors import ConfigError
+from packhouse.load import mapped_rows
 from packhouse.load.dataset import ArrowRows, Row
-from packhouse.load.mapped_rows import (
-    MOST_PACKS,
-    cache_folder,
-    check_row_groups,
-    mapped_file,
-    open_split,
-    verified_file,
-    watch_packs,
-)
 from packhouse.pack.shuffle import permutation, splitmix64
 from packhouse.store import FileEntry, OpenVersion, open_store
+from packhouse.store.version_reader import reading
 
 # Indices into the state shared between processes. From `_ENDED` on: 1 for each reader of the pass
 # (each worker, or the process itself) that has reached the end of its part.
@@ -119,7 +112,7 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):
         verify: bool = True,
     ) -> None:
         self._verify = verify
-        self._opened, self._entries = open_split(uri, version, split)
+        self._opened, self._entries = mapped_rows.open_split(uri, version, split)
         self._process = os.getpid()
         self.rank, self.world_size = _find_rank(rank, world_size)
         self._is_rank_given = rank is not None
@@ -137,7 +130,7 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):
                 "shuffle=False to keep packs of equal cost in the same step.",
                 stacklevel=2,
             )
-        self._cache = cache_folder(cache)
+        self._cache = mapped_rows.cache_folder(cache)
         self._batch_size, self._prefetch, self._drop_uneven = batch_size, prefetch, drop_uneven
         self._order: dict[str, Any] = {
             "dataset": self._opened.dataset,
@@ -200,8 +193,7 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):
 
     def _is_over(self) -> bool:
         """Return True if all readers of the last pass have reached the end."""
-        num_readers = max(1, int(self._shared[_NUM_WORKERS]))
-        return bool(self._shared[_ENDED : _ENDED + num_readers].all())
+        return bool(self._shared[_ENDED:][: max(1, int(self._shared[_NUM_WORKERS]))].all())
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         worker = torch.utils.data.get_worker_info()
@@ -240,8 +232,8 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):
 
     def _pass(self, rows: Iterator[Row], number: int) -> Iterator[dict[str, torch.Tensor]]:
         for row in read_ahead(rows, self._prefetch):
-            if self._seen < MOST_PACKS:
-                watch_packs([(row.input_ids, row.seq_lengths)])
+            if self._seen < mapped_rows.MOST_PACKS:
+                mapped_rows.watch_packs([(row.input_ids, row.seq_lengths)])
             self._seen += 1
             yield row.to_tensors()
         self._shared[_ENDED + number] = 1
@@ -312,8 +304,7 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):
                 raise ConfigError(
                     f"the loader state has no '{name}'. Pass the value that state_dict() returned."
                 )
-        epoch, packs, skip = state["epoch"], state["packs"], state.get("worker_rows", 0)
-        counts = (epoch, packs, skip)
+        counts = (state["epoch"], state["packs"], state.get("worker_rows", 0))
         if any(not isinstance(count, int) or not 0 <= count < 2**63 for count in counts):
             raise ConfigError(
                 "the loader state has a negative or non-integer count. Pass the value that "
@@ -326,7 +317,7 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):
                     f"dataset has {own!r}. Use the same value, or start a new epoch."
                 )
         if "worker_rows" not in state:
-            return epoch, packs, skip
+            return counts
         if torch.utils.data.get_worker_info() is None:
             raise ConfigError(
                 "the loader state is from a DataLoader worker. Pass the value that "
@@ -339,7 +330,7 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):
                     f"here it is {own}. Use the same value, or save state_dict(rows_seen=...), "
                     "which works with any value."
                 )
-        return epoch, packs, skip
+        return counts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -391,10 +382,8 @@ class Reader:
         if group is None or group.file != file or not 0 <= within - group.first < len(group.rows):
             self._groups.pop(lane, None)  # free its memory before decoding the next one
             if file not in self._files:
-                data = self._data
-                self._files[file] = RowGroups(
-                    data._opened, self._entries[file], data._cache, data._verify
-                )
+                opened, entry, data = self._data.opened, self._entries[file], self._data
+                self._files[file] = RowGroups(opened, entry, data._cache, data._verify)
             groups = self._files[file]
             order = np.arange(len(groups.sizes))
             if self._seed is not None:
@@ -439,13 +428,13 @@ class RowGroups:
         self._parquet: pq.ParquetFile | None = None
         self._uri = opened.uri(entry)
         if entry.key.endswith(".parquet"):
-            path = verified_file(opened, entry, cache, verify)
-            check_row_groups(path, entry, cache)
+            path = mapped_rows.verified_file(opened, entry, cache, verify)
+            mapped_rows.check_row_groups(path, entry, cache)
             self._parquet = pq.ParquetFile(path, page_checksum_verification=True)
             about = self._parquet.metadata
             sizes = [about.row_group(n).num_rows for n in range(about.num_row_groups)]
         else:
-            path = mapped_file(opened, entry, cache, verify)
+            path = mapped_rows.mapped_file(opened, entry, cache, verify)
             with pa.memory_map(str(path)) as source:
                 self._batches = pa.ipc.open_stream(source).read_all().to_batches()
             sizes = [batch.num_rows for batch in self._batches]
@@ -462,13 +451,8 @@ class RowGroups:
             table = pa.Table.from_batches([self._batches[group]])
             return table if columns is None else table.select(columns)
         # One row group is about 2 M tokens or 16 MB, and each lane holds one.
-        try:
-            table = self._parquet.read_row_group(group, columns)
-        except MemoryError:  # Arrow's is a subclass
-            raise
-        except (pa.ArrowException, OSError) as error:
-            raise IntegrityError(f"'{self._uri}' cannot be read: {error}") from None
-        return table
+        with reading(self._uri):
+            return self._parquet.read_row_group(group, columns)
 
 
 def _find_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
@@ -479,15 +463,14 @@ def _find_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
             rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
         else:
             # torchrun sets them before a process group exists.
-            environment = {"RANK": "0", "WORLD_SIZE": "1"}
-            for name in environment:
-                environment[name] = os.environ.get(name, environment[name])
-                if not environment[name].isdecimal():
+            found = {"RANK": "0", "WORLD_SIZE": "1"}
+            for name, default in found.items():
+                found[name] = text = os.environ.get(name, default)
+                if not text.isdecimal():
                     raise ConfigError(
-                        f"environment variable {name} is '{environment[name]}'. Set it to an "
-                        "integer."
+                        f"environment variable {name} is '{text}'. Set it to an integer."
                     )
-            rank, world_size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
+            rank, world_size = map(int, found.values())
     if not 0 <= rank < world_size:
         raise ConfigError(f"rank {rank} must be at least 0 and below world_size {world_size}")
     return rank, world_size

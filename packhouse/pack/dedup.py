@@ -25,7 +25,7 @@ spaces. All of this runs in Arrow on whole columns; only distinct words are hash
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -35,15 +35,8 @@ import pyarrow.compute as pc
 from packhouse.pack.overlength import REASONS, Admitted
 from packhouse.pack.train_eval_split import join_groups
 from packhouse.recipe import DedupConfig
-from packhouse.records.arrays import (
-    Float64s,
-    Int64s,
-    Uint64s,
-    list_array,
-    list_items,
-    one_chunk,
-    string_bytes,
-)
+from packhouse.records import arrays
+from packhouse.records.arrays import Float64s, Int64s, Uint64s, list_array, one_chunk
 from packhouse.records.message_rules import FlatMessages
 from packhouse.records.record_ids import conversation_ids, number_all_rows
 from packhouse.registry import function_of_addon
@@ -89,7 +82,7 @@ def words_of(texts: pa.Array) -> Words:
         spaced = pc.replace_substring_regex(lower, _UNSPACED, r" \1 ")
         lower = pc.if_else(is_plain, lower, spaced)
     plain = pc.utf8_trim(pc.replace_substring_regex(lower, r"[^\pL\pN\pM]+", " "), " ")
-    values, offsets = list_items(pc.split_pattern(plain, " "))
+    values, offsets = arrays.list_items(pc.split_pattern(plain, " "))
     is_word = np.asarray(pc.binary_length(values)) > 0  # splitting an empty text gives one ""
     if is_word.all():
         return Words(values, offsets)
@@ -181,9 +174,8 @@ def fingerprint_table(
     """
     num_rows = validated.num_rows
     flat = FlatMessages.of_table(validated)
-    normal = {
-        name: _normal(flat.values.field(name)) for name in ("content", "context", "reasoning")
-    }
+    texts = ("content", "context", "reasoning")
+    normal = {name: _normal(flat.values.field(name)) for name in texts}
     asides = [one_chunk(validated[name]) for name in ("tools", "label", "arguments", "weight")]
     messages = flat.to_lists(**normal)
     none = list_array(pa.array([], pa.uint32()), np.zeros(num_rows + 1, np.int32), pa.uint32())
@@ -227,19 +219,6 @@ Pairs = Int64s
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Near:
-    """Pairs of near-duplicate rows, in order of `second`, then `first`."""
-
-    first: Int64s
-    """Earlier row of each pair."""
-    second: Int64s
-    similarity: Float64s
-    """Jaccard similarity: shingles in both divided by shingles in either, at least `threshold`."""
-    answers: Float64s
-    """Jaccard similarity of the assistant's text only; 1 if neither row has any."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class Found:
     """Duplicates; pairs are in order of the later row."""
 
@@ -251,6 +230,7 @@ class Found:
     led: Pairs
     """Leader of each row compared, and the row; a row that was not split is its own leader."""
     similarity: Float64s
+    """Similarity of each near pair."""
     answers: Float64s
     """Similarity of the assistant's text."""
 
@@ -300,13 +280,12 @@ def deduplicate(
         # If row 4 equals row 2, and 2 was dropped because it is near row 1, 4 is dropped for 1 too.
         stays = np.where(repeats_of[first] < 0, first, repeats_of[first])
         repeats_of[later], reasons[later] = stays, _DUPLICATE
-    if config.exact == "same_side" or config.near in ("drop", "same_side"):
+    joins_near = config.near in ("drop", "same_side")
+    if config.exact == "same_side" or joins_near:
         is_led = np.isin(found.led[:, 0], found.near) & (found.led[:, 0] != found.led[:, 1])
-        near = config.near in ("drop", "same_side")
-        joined = [found.near, found.led[is_led]] if near else []
         # Also the pairs that are not dropped, so that both rows are in the same split.
-        pairs = np.concatenate([found.equal, *joined])
-        group_keys = join_groups(group_keys, pairs, split_seed)
+        pairs = [found.equal, *([found.near, found.led[is_led]] if joins_near else [])]
+        group_keys = join_groups(group_keys, np.concatenate(pairs), split_seed)
     admitted = admitted.without(reasons == _NEAR, "near_duplicate")
     admitted = admitted.without(reasons == _DUPLICATE, "duplicate")
     return Deduplicated(admitted, group_keys, repeats_of, found)
@@ -319,16 +298,16 @@ def _find(
     units: Sequence[Int64s] | None,
 ) -> Found:
     bases = np.cumsum([0, *(table.num_rows for table in fingerprints)])
-    ids, none = [np.zeros(0, f"S{_DIGITS}")], np.zeros(0, np.int64)
+    ids = [np.zeros(0, f"S{_DIGITS}")]
     for table in fingerprints:
-        digits, _ = string_bytes(table["normal_id"])
+        digits, _ = arrays.string_bytes(table["normal_id"])
         ids.append(np.ascontiguousarray(digits).view(f"S{_DIGITS}"))
     # Rows 0 to 3 with ids a b a a -> first [0 1 0 0], so rows 2 and 3 equal row 0.
     first = numbers[first_of_each(np.concatenate(ids)[numbers])]
     is_first = first == numbers
     equal = np.stack([first, numbers], axis=1)[~is_first]
     looked_at = leaders = numbers[is_first]
-    near = Near(none, none, np.zeros(0), np.zeros(0))
+    near, similarity, answers = np.zeros((0, 2), np.int64), np.zeros(0), np.zeros(0)
     if config.near != "ignore":
         if units is not None:
             # A conversation is compared as a whole: its records share most of their text, and would
@@ -341,11 +320,10 @@ def _find(
             merge = function_of_addon("merge_fingerprints")
             fingerprints = [merge(t, own) for t, own in zip(fingerprints, units, strict=True)]
             by_shard = [own[at] for own, at in zip(units, by_shard, strict=True)]
-        near = function_of_addon("find_near")(fingerprints, by_shard, config.near_threshold)
-        near = replace(near, first=own_leaders[near.first], second=own_leaders[near.second])
-    pairs = np.stack([near.first, near.second], axis=1)
-    led = np.stack([leaders, looked_at], axis=1)
-    return Found(equal, pairs, led, near.similarity, near.answers)
+        find_near = function_of_addon("find_near")
+        near, similarity, answers = find_near(fingerprints, by_shard, config.near_threshold)
+        near = own_leaders[near]
+    return Found(equal, near, np.stack([leaders, looked_at], axis=1), similarity, answers)
 
 
 def first_of_each(values: np.ndarray) -> Int64s:
@@ -369,8 +347,7 @@ def drop_in_order(pairs: Pairs) -> Pairs:
     for first, second in pairs.tolist():
         if first not in kept_for and second not in kept_for:
             kept_for[second] = first
-    dropped = [(kept, row) for row, kept in kept_for.items()]
-    return np.array(dropped, np.int64).reshape(-1, 2)
+    return np.array([(kept, row) for row, kept in kept_for.items()], np.int64).reshape(-1, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -415,16 +392,10 @@ def facts_of(deduplicated: Deduplicated, records: pa.Table, config: DedupConfig)
     def repeats(pairs: Pairs, shares: Float64s) -> Repeats:
         few = pairs[:_NUM_SAMPLES]
         first, later = records.take(few[:, 0]).to_pylist(), records.take(few[:, 1]).to_pylist()
+        found = zip(later, first, shares.tolist(), is_dropped[few[:, 1]].tolist(), strict=False)
         samples = [
-            {
-                **row,
-                "repeats": earlier,
-                "similarity": round(share, 4),
-                "is_dropped": bool(is_dropped[number]),
-            }
-            for row, earlier, share, number in zip(
-                later, first, shares.tolist(), few[:, 1].tolist(), strict=False
-            )
+            {**row, "repeats": earlier, "similarity": round(share, 4), "is_dropped": dropped}
+            for row, earlier, share, dropped in found
         ]
         return Repeats(len(pairs), int(is_dropped[pairs[:, 1]].sum()), samples)
 

@@ -141,9 +141,7 @@ class _Bitmap:
     def most(self, at_most: int) -> int:
         """Return the largest member of at most `at_most`, or 0."""
         number, bit = divmod(at_most, _CHUNK_BITS)
-        bits = 0
-        if number < len(self.chunks):
-            bits = self.chunks[number] & ((2 << bit) - 1)
+        bits = self.chunks[number] & ((2 << bit) - 1)
         if not bits:
             before = self.filled & ((1 << number) - 1)
             if not before:

@@ -16,19 +16,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from packhouse.errors import ContractError
-from packhouse.records.arrays import (
-    Bools,
-    Float32s,
-    Int32s,
-    TokenColumns,
-    count_up,
-    flat_list,
-    flat_weights,
-    list_array,
-    list_offsets,
-    one_chunk,
-    read_ranges,
-)
+from packhouse.records import arrays
+from packhouse.records.arrays import Bools, Float32s, Int32s, TokenColumns, flat_list
 from packhouse.records.table_schemas import PACKED
 
 IGNORE_INDEX = -100
@@ -128,7 +117,7 @@ def to_layout(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
         [[0, 1, 0]]
     """
     _, offsets = flat_list(batch["input_ids"])
-    arrays = []
+    columns = []
     for field in schema:
         if field.name in batch.schema.names:
             array = batch[field.name]
@@ -136,8 +125,8 @@ def to_layout(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
                 # Other libraries return nullable items, list views or wider integers.
                 values, starts = flat_list(array)
                 item = field.type.value_type
-                array = list_array(pa.array(values, item), starts, item)
-            arrays.append(array.cast(field.type))
+                array = arrays.list_array(pa.array(values, item), starts, item)
+            columns.append(array.cast(field.type))
             continue
         of_tokens: np.ndarray
         if field.name == "labels":
@@ -146,8 +135,8 @@ def to_layout(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
             of_tokens = position_ids(flat_list(batch["seq_lengths"])[0])
         else:
             of_tokens = expand_weights(batch)
-        arrays.append(list_array(pa.array(of_tokens), offsets, field.type.value_type))
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+        columns.append(arrays.list_array(pa.array(of_tokens), offsets, field.type.value_type))
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 _PER_TOKEN = ("input_ids", "labels", "seq_lengths", "position_ids", "loss_weights")
@@ -187,7 +176,7 @@ def trained_tokens(batch: pa.RecordBatch | pa.Table, offsets: np.ndarray) -> Boo
     if "labels" in batch.schema.names:
         labels, _ = flat_list(batch["labels"])
         return np.asarray(labels != IGNORE_INDEX)
-    ranges = read_ranges(batch["trained_ranges"])
+    ranges = arrays.read_ranges(batch["trained_ranges"])
     base = offsets[:-1][ranges.rows]
     return trained_mask(ranges.starts + base, ranges.ends + base, int(offsets[-1]))
 
@@ -208,10 +197,10 @@ def expand_weights(batch: pa.RecordBatch) -> Float32s:
     _, offsets, ranges = TokenColumns.of(batch)
     base = offsets[:-1][ranges.rows].astype(np.int64)
     weights = np.zeros(int(offsets[-1]), np.float32)
-    of_ranges = flat_weights(batch["range_weights"], ranges.counts)
+    of_ranges = arrays.flat_weights(batch["range_weights"], ranges.counts)
     of_ranges = np.ones(len(ranges.starts), np.float32) if of_ranges is None else of_ranges
     lengths = ranges.ends - ranges.starts
-    tokens = np.repeat(ranges.starts + base, lengths) + count_up(lengths)
+    tokens = np.repeat(ranges.starts + base, lengths) + arrays.count_up(lengths)
     weights[tokens] = np.repeat(of_ranges, lengths)
     return weights
 
@@ -254,7 +243,7 @@ def position_ids(
         >>> position_ids(np.array([3, 2])).tolist()
         [0, 1, 2, 0, 1]
     """
-    return count_up(seq_lengths, dtype)
+    return arrays.count_up(seq_lengths, dtype)
 
 
 # Check every value of packed rows before they are published:
@@ -333,8 +322,7 @@ class _Fault(NamedTuple):
 def _unequal(column: str, found: Values, due: Values, what: str) -> _Fault:
     """Return the rows whose number of values differs from the number required."""
     sums = "add up to" if column == "seq_lengths" else "are"
-    said = f"{sums} {{:,}}, but it has {{:,}} {what}"
-    return _Fault(column, found != due, said, (found, due))
+    return _Fault(column, found != due, f"{sums} {{:,}}, but it has {{:,}} {what}", (found, due))
 
 
 def _faults(
@@ -342,11 +330,11 @@ def _faults(
 ) -> Iterator[_Fault]:
     """Yield each rule with its breaches; a rule may assume that all earlier ones hold."""
     for name in batch.schema.names:
-        column = one_chunk(batch[name])
+        column = arrays.one_chunk(batch[name])
         if name in ("label", "range_weights"):  # null is allowed: no class; all weights are 1
             continue
         yield _Fault(name, np.asarray(column.is_null(), np.bool_), "is null")
-        items, starts = column.flatten(), list_offsets(column)
+        items, starts = column.flatten(), arrays.list_offsets(column)
         if items.null_count:
             is_null = np.asarray(items.is_null(), np.bool_)
             yield _Fault(name, is_null, "is null", offsets=starts - starts[0])
@@ -361,7 +349,7 @@ def _faults(
     yield _Fault("seq_lengths", lengths < 1, said, (lengths,), bounds)
     totals = np.append(0, np.cumsum(lengths, dtype=np.int64))
     yield _unequal("seq_lengths", np.diff(totals[bounds]), num_tokens, "tokens")
-    num_names = np.diff(list_offsets(one_chunk(batch["record_ids"])))
+    num_names = np.diff(arrays.list_offsets(arrays.one_chunk(batch["record_ids"])))
     yield _unequal("record_ids", num_names, np.diff(bounds), "seq_lengths")
     # As unsigned, a negative id becomes huge (-1 is 4,294,967,295), so one pass finds both.
     if int(ids.view(np.uint32).max(initial=0)) >= vocab_size:
@@ -372,7 +360,7 @@ def _faults(
         if name in batch.schema.names:
             flat[name], starts = flat_list(batch[name])
             yield _unequal(name, np.diff(starts), num_tokens, "tokens")
-    ranges = None if layout == "labels" else read_ranges(batch["trained_ranges"])
+    ranges = None if layout == "labels" else arrays.read_ranges(batch["trained_ranges"])
     if ranges is None:
         labels = flat["labels"]
         trained = np.asarray(labels != IGNORE_INDEX)
@@ -414,7 +402,7 @@ def _faults(
         said = "is above 0 for an untrained token, or 0 for a trained one"
         yield _Fault("loss_weights", (weights > 0) != trained, said, (weights,), offsets)
     if ranges is not None and "range_weights" in batch.schema.names:
-        column = one_chunk(batch["range_weights"])
+        column = arrays.one_chunk(batch["range_weights"])
         is_given = column.is_valid().to_numpy(zero_copy_only=False)
         due = np.where(is_given, ranges.counts, 0)
         num_weights = column.value_lengths().fill_null(0).to_numpy()

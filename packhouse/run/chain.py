@@ -29,6 +29,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import cast
 
 from packhouse.errors import DiskError, EmptyDatasetError, QuarantineLimitError
 from packhouse.read import SourceShard
@@ -37,17 +38,10 @@ from packhouse.recipe import Recipe
 from packhouse.records.gate_results import GateLog, GateResult
 from packhouse.records.ledger import LedgerLine, RowCounts, check_quarantine, factor_note, ledger_of
 from packhouse.registry import function_of_addon, has_function
+from packhouse.run import step_cache
 from packhouse.run.moved_shards import Move, find_moves
 from packhouse.run.step import AnyJob, Job, LocalRunner, Run
-from packhouse.run.step_cache import (
-    AnyReceipt,
-    Mirror,
-    Workspace,
-    load_last_run,
-    open_mirror,
-    pin_steps,
-    save_last_run,
-)
+from packhouse.run.step_cache import AnyReceipt, Mirror, Workspace
 from packhouse.run.steps import (
     STEPS,
     audit,
@@ -66,13 +60,7 @@ from packhouse.run.steps.format import FormatParameters
 from packhouse.run.steps.pack import PackFacts, PackParameters
 from packhouse.run.steps.publish import PUBLISH, Published, PublishParameters
 from packhouse.run.steps.tokenize import TokenizeParameters
-from packhouse.run.steps.validate import (
-    QUARANTINE,
-    ValidateParameters,
-    check_all_text_is_read,
-    filters_of_run,
-    render_counts,
-)
+from packhouse.run.steps.validate import QUARANTINE, ValidateParameters
 from packhouse.store.conditional_writes import check_usable
 from packhouse.store.object_keys import pinned
 from packhouse.system.disks import CachePlace, default_cache, free_space, make_cache
@@ -227,10 +215,8 @@ def output_jobs(
             "Raise pack.seq_len, or set pack.over_length to truncate_turns."
         )
     written = files.jobs(recipe, plan.validate, plan.format, plan.tokenize, plan.pack, packed)
-    reads = (
-        *(plan.split, *plan.validate, *plan.format, *plan.tokenize, plan.pack),
-        *(*plan.side_jobs, *plan.audit, *written),
-    )
+    reads = [plan.split, *plan.validate, *plan.format, *plan.tokenize, plan.pack]
+    reads += [*plan.side_jobs, *plan.audit, *written]
     # Its key does not change: the keys of these jobs are derived from keys that it covers already.
     return written, replace(plan.publish, inputs=tuple(job.ref for job in reads))
 
@@ -280,7 +266,7 @@ def prepare_recipe(
         PackhouseError: nothing was published.
     """
     make_cache(place.folder)
-    mirror, workspace = open_mirror(place), Workspace(cache=place.folder)
+    mirror, workspace = step_cache.open_mirror(place), Workspace(cache=place.folder)
     with LocalRunner(recipe=recipe, workspace=workspace, workers=workers) as run:
         try:
             prepared = prepare(recipe, run, place.folder, mirror=mirror)
@@ -328,28 +314,27 @@ def prepare(
     gates.add([golden])
     plan = plan or plan_jobs(recipe)
     # Before this run replaces it: data that it read and this run does not may be gone.
-    last_run = load_last_run(cache, recipe.dataset).values()
+    last_run = step_cache.load_last_run(cache, recipe.dataset).values()
     is_limited = has_function("keep_limits")
-    with pin_steps(cache, plan.version_id, [job.key for job in (*plan, *plan.side_jobs)]) as hold:
+    planned = [*plan, *plan.side_jobs]
+    with step_cache.pin_steps(cache, plan.version_id, [job.key for job in planned]) as hold:
         room = function_of_addon("keep_limits")(cache) if is_limited else "no limits"
         needed, free = bytes_needed(plan, workspace), free_space(cache).bytes
         log.info("cache '%s': %s; this run adds about %s", cache, room, in_mb(needed))
         if needed > free:
-            log.warning(
+            said = (
                 "cache '%s' has %s free, but this run needs about %s. Free some space, or the "
-                "disk may fill up during the run.",
-                cache,
-                in_mb(free),
-                in_mb(needed),
+                "disk may fill up during the run."
             )
+            log.warning(said, cache, in_mb(free), in_mb(needed))
         moves = find_moves(plan.movable_jobs, last_run)
         hold(move.key for move in moves.values())
-        steps = _Steps(recipe, run, workspace, plan, mirror, moves)
+        steps = _Steps(recipe, run, mirror, moves)
 
         validated = steps.do(plan.validate)
         steps.check_rows()
         # After the last shard: a field is reported by its share of all rows of its source.
-        check_all_text_is_read(recipe, plan.validate, validated)
+        validate.check_all_text_is_read(recipe, plan.validate, validated)
         # Without this, the peak of both processes is 690 MB at 520,020 rows, not 620.
         # The worker needs some of it for tokenizers now.
         return_freed_memory()
@@ -375,9 +360,9 @@ def prepare(
         steps.do(written)
         return_freed_memory()  # the worker needs some for the report
         (published,) = steps.do([last])
-        save_last_run(cache, recipe.dataset, (*plan, *plan.side_jobs, *written, last))
+        step_cache.save_last_run(cache, recipe.dataset, (*planned, *written, last))
         gates.add(published.facts.gates, steps.seconds["audit"])
-        note = factor_note(render_counts(formatted), recipe.format)
+        note = factor_note(validate.render_counts(formatted), recipe.format)
     try:
         if is_limited:
             function_of_addon("keep_limits")(cache, last_run, plan.shards)
@@ -407,26 +392,19 @@ def check_golden(recipe: Recipe, tokenizers: Path) -> GateResult:
     if recipe.golden is None:
         detail = "the recipe pins no conversations"
         return GateResult(name="golden", outcome="not reached", detail=detail)
-    checked: GateResult = function_of_addon("check_pinned")(recipe, tokenizers)
-    return checked
+    return cast("GateResult", function_of_addon("check_pinned")(recipe, tokenizers))
 
 
+@dataclass(slots=True)
 class _Steps:
     """Steps of a run that are done, with their receipts and times."""
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        run: Run,
-        workspace: Workspace,
-        plan: Plan,
-        mirror: Mirror | None,
-        moves: Mapping[str, Move],
-    ) -> None:
-        self.recipe, self.run, self.workspace = recipe, run, workspace
-        self.plan, self.mirror, self.moves = plan, mirror, moves
-        self.done: list[AnyReceipt] = []
-        self.seconds: dict[str, float] = {}
+    recipe: Recipe
+    run: Run
+    mirror: Mirror | None
+    moves: Mapping[str, Move]
+    done: list[AnyReceipt] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
 
     def do(self, jobs: Sequence[AnyJob]) -> list[AnyReceipt]:
         """Run the jobs of one step and print a line about it."""
@@ -463,7 +441,7 @@ class _Steps:
         """Check that rows are left, and that not too many were bad in the steps so far."""
         try:
             limit = self.recipe.validate_.max_quarantined
-            return check_quarantine(ledger_of(self.done), limit, filters_of_run(self.done))
+            return check_quarantine(ledger_of(self.done), limit, validate.filters_of_run(self.done))
         except (EmptyDatasetError, QuarantineLimitError) as error:
             bad = [each.path(QUARANTINE) for each in self.done if QUARANTINE in each.files]
             if has_function("explain_bad_rows"):

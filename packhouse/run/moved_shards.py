@@ -60,8 +60,7 @@ def find_moves(jobs: "Sequence[AnyJob]", last_run: Collection[LastJob]) -> dict[
             moves[job.key] = of_inputs[0]._replace(key=old.key)
         elif shard is not None and old.shard is not None:
             rows = shard.row_start - old.shard["row_start"]
-            num_bytes = shard.byte_start - old.shard["byte_start"]
-            moves[job.key] = Move(old.key, rows, num_bytes)
+            moves[job.key] = Move(old.key, rows, shard.byte_start - old.shard["byte_start"])
     return moves
 
 

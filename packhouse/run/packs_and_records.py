@@ -12,6 +12,7 @@ number of records takes the memory of one block, plus 12 bytes for each record o
 
 import json
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,13 +21,13 @@ import pyarrow.compute as pc
 from packhouse.pack.gather_tokens import GatherTally, gather
 from packhouse.pack.pack_columns import check_packed
 from packhouse.pack.strategies import PackPlan
-from packhouse.recipe import Recipe
 from packhouse.records.arrays import Int64s, flat_weights, one_chunk, read_ranges
 from packhouse.records.ledger import RowCounts
 from packhouse.records.preference_pairs import as_sequences
 from packhouse.records.table_schemas import LINEAGE, OUTCOMES, RECORDS, read_table
+from packhouse.run.step import JobContext
 from packhouse.run.step_cache import Receipt, Workspace
-from packhouse.run.steps.pack import PackFacts, Side
+from packhouse.run.steps.pack import PACK, PackFacts, Side
 from packhouse.run.steps.tokenize import TOKENIZE
 
 # Columns that `gather` does not read: without them, a copy of a few rows takes no text.
@@ -63,20 +64,12 @@ class ShardIndex:
 
 
 def read_packs(
-    packed: Receipt[PackFacts],
-    workspace: Workspace,
-    recipe: Recipe,
-    side: Side,
-    packs: tuple[int, int],
-    batch_packs: int,
-    tally: GatherTally,
+    work: JobContext[Any], side: Side, packs: tuple[int, int], batch_packs: int, tally: GatherTally
 ) -> Iterator[pa.RecordBatch]:
     """Yield the packs [first, last) of one side, schema `table_schemas.PACKED`, in batches.
 
     Args:
-        packed: receipt of the pack step.
-        workspace: workspace with its shards.
-        recipe: recipe of the run.
+        work: job that reads the pack step.
         side: train or eval.
         packs: the packs [first, last).
         batch_packs: packs per batch; the last batch may be smaller.
@@ -85,6 +78,7 @@ def read_packs(
     Raises:
         ContractError: a pack breaks its contract.
     """
+    packed, recipe, workspace = work.input(PACK), work.recipe, work.workspace
     # Packs [1, 3) of offsets [0 2 3 5]: bounds [2 3 5], so sequences [2, 5), cut at [0 1 3].
     offsets = read_table(packed.path(f"{side}-offsets.arrow"))["offset"]
     bounds = offsets.slice(packs[0], packs[1] - packs[0] + 1).to_numpy()
@@ -175,8 +169,7 @@ def read_records(
                 parts.append(pa.table(part, schema=own_schema))
             named = pa.concat_tables(parts)
             read.update(zip(named.column_names, named.columns, strict=True))
-        arrays = [one_chunk(read[name]) for name in columns]
-        yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+        yield pa.RecordBatch.from_arrays([one_chunk(read[n]) for n in columns], schema=schema)
 
 
 def read_placed(
@@ -187,10 +180,8 @@ def read_placed(
     start = rows[0]
     for batch in read_records(packed, workspace, rows, block):
         stop = start + batch.num_rows
-        parts = [
-            shard.select(_TRAINED).slice(low, high - low)
-            for shard, low, high in index.between(start, stop)
-        ]
+        shards = index.between(start, stop)
+        parts = [s.select(_TRAINED).slice(low, high - low) for s, low, high in shards]
         made = places.columns(start - rows[0], pa.concat_tables(parts), batch)
         yield pa.RecordBatch.from_arrays([*batch.columns, *made], schema=RECORDS)
         start = stop
@@ -235,8 +226,7 @@ class _Places:
                 head_record = np.concatenate([head_record[-1:], record[heads]])
                 head = np.searchsorted(heads, np.arange(len(record)), "right")
                 goes_on = own & (start > 0) & (is_first[head] | (head_record[head] != record))
-                cuts = (record[goes_on] - low) << 32 | start[goes_on]
-                all_cuts.append(cuts.astype(np.int64))
+                all_cuts.append(((record[goes_on] - low) << 32 | start[goes_on]).astype(np.int64))
                 number, tokens, pack_start = number + len(record), before[-1], pack_starts[-1]
         # First tokens of the later pieces of records that `concat` cut, as record << 32 | token.
         # They do not count as trained: no earlier token in their pack predicts them.

@@ -20,13 +20,8 @@ import pyarrow.parquet as pq
 from pydantic import BaseModel
 
 from packhouse.errors import ConfigError, TokenizerError
-from packhouse.recipe import Recipe, SourceConfig, load_recipe, parse_recipe
-from packhouse.recipe.recipe_file import (
-    apply_override,
-    changes_data,
-    is_recipe_path,
-    merge_settings,
-)
+from packhouse.recipe import Recipe, SourceConfig, load_recipe, parse_recipe, recipe_file
+from packhouse.recipe.recipe_file import merge_settings
 from packhouse.system.disks import disk_errors
 from packhouse.tokenize import fingerprint_tokenizer
 from packhouse.tokenize.tokenizer_loading import pin_tokenizer
@@ -255,17 +250,17 @@ def recipe_for(
     if os.path.isdir(over["tokenizer"] or ""):  # noqa: PTH112 - a Path raises on long names
         # Paths in a recipe are relative to its folder, arguments to the current one.
         over["tokenizer"] = str(Path(over["tokenizer"]).absolute())
-    is_recipe = isinstance(data, Recipe) or is_recipe_path(data)
+    is_recipe = isinstance(data, Recipe) or recipe_file.is_recipe_path(data)
     put = [*merge_settings({}, over), *merge_settings({}, settings), *overrides]
-    if is_recipe and changes_data(put):
+    if is_recipe and recipe_file.changes_data(put):
         over["publish"]["move_ref"] = False
     merge_settings(over, settings)
-    if is_recipe_path(data):
+    if recipe_file.is_recipe_path(data):
         return read_recipe(data, overrides, over)
     raw = _raw_recipe(data, cache, settings)
     merge_settings(raw, over)
     for override in overrides:
-        apply_override(raw, override)
+        recipe_file.apply_override(raw, override)
     if not raw.get("tokenizer"):
         raise ConfigError("no tokenizer. Pass a Hub name (`org/name`) or a folder.")
     return pinned(parse_recipe(raw, where="prepare"))

@@ -146,14 +146,12 @@ class Step(Generic[P, F]):
         """
         # Strict JSON rejects "5" for 5, but still accepts a list for a tuple.
         adapter = _adapter(cast("Any", self.facts))
-        parsed: F = adapter.validate_json(canonical_json(facts), strict=True)
-        return parsed
+        return cast("F", adapter.validate_json(canonical_json(facts), strict=True))
 
     def write_facts(self, facts: F) -> dict[str, object]:
         """Return facts as plain JSON for the receipt."""
         adapter = _adapter(cast("Any", self.facts))
-        written: dict[str, object] = adapter.dump_python(facts, mode="json", by_alias=True)
-        return written
+        return dict(adapter.dump_python(facts, mode="json", by_alias=True))
 
 
 # A `TypeAdapter` compiles a validator, and the receipts of a step are read once per shard.
@@ -435,19 +433,14 @@ class LocalRunner:
                 requests = self._forks.requests
             # Spawned: a fork would lose Arrow's threads. `forkserver` saves 1 s, but keeps running
             # after the run, with the environment of the first one.
-            self._pool = ProcessPoolExecutor(
-                self.workers,
-                mp_context=multiprocessing.get_context("spawn"),
-                initializer=partial(begin_pool_process, requests),
-            )
+            spawn = multiprocessing.get_context("spawn")
+            self._pool = ProcessPoolExecutor(self.workers, spawn, begin_pool_process, (requests,))
         # Processes inherit blocked signals. A terminal sends Ctrl-C and its hang-up to all of them,
         # and each would print a traceback. `__exit__` stops them instead.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
         try:
-            futures = [
-                self._pool.submit(execute_group, group, self.recipe, self.workspace)
-                for group in groups
-            ]
+            run = partial(execute_group, recipe=self.recipe, workspace=self.workspace)
+            futures = [self._pool.submit(run, group) for group in groups]
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         done: list[AnyReceipt] = []

@@ -48,13 +48,7 @@ from packhouse.errors import IntegrityError
 from packhouse.records import table_schemas
 from packhouse.registry import function_of_addon
 from packhouse.store.object_store import ObjectStore
-from packhouse.system.disks import (
-    CachePlace,
-    check_cache,
-    default_cache,
-    disk_errors,
-    write_whole,
-)
+from packhouse.system.disks import CachePlace, check_cache, default_cache, disk_errors, write_whole
 from packhouse.system.fingerprint import canonical_json, digest, file_sha256
 from packhouse.system.wording import first_line
 
@@ -177,15 +171,14 @@ class StepStore:
             self.sweep()
             start = time.perf_counter()
             facts = compute(work)
+            made = [path for path in sorted(work.iterdir()) if path.name != LOCK]
             # Written last, and renamed with the folder: a receipt exists only with all its files.
             receipt = {
                 "step": step,
                 "key": key,
                 "seconds": round(time.perf_counter() - start, 3),
                 "files": {
-                    path.name: {"size": path.stat().st_size, "sha256": file_sha256(path)}
-                    for path in sorted(work.iterdir())
-                    if path.name != LOCK
+                    p.name: {"size": p.stat().st_size, "sha256": file_sha256(p)} for p in made
                 },
                 "facts": dict(facts),
             }
@@ -208,11 +201,9 @@ class StepStore:
                 raise OSError(f"could not move '{work}' to '{folder}'")
             # Only now: if the process had been killed before the rename, a sweep needs the lock.
             (folder / LOCK).unlink(missing_ok=True)
-            made = self.peek(step, key, read)
-            assert made is not None, (
-                f"facts of '{step}' change when they are written and read again"
-            )
-            return replace(made, cached=False)
+            written = self.peek(step, key, read)
+            assert written is not None, f"facts of '{step}' change when they are written and read"
+            return replace(written, cached=False)
 
     @contextmanager
     def work_folder(self, name: str) -> Iterator[Path]:
@@ -396,17 +387,16 @@ _LAST_JOBS = TypeAdapter(list[LastJob])
 
 def save_last_run(cache: Path, dataset: str, executed: Iterable["AnyJob"]) -> None:
     """Save the key and key parts of every job, and the location of its source rows."""
-    jobs = []
-    for job in executed:
-        shard = getattr(job.parameters, "shard", None)
-        last = LastJob(
+    jobs = [
+        LastJob(
             step=job.step.name,
             label=job.label,
             key=job.key,
             parts=dict(job.parts),
-            shard=None if shard is None else asdict(shard),
+            shard=asdict(shard) if (shard := getattr(job.parameters, "shard", None)) else None,
         )
-        jobs.append(last)
+        for job in executed
+    ]
     write_whole(_path(cache, dataset), _LAST_JOBS.dump_json(jobs))
 
 

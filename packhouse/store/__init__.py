@@ -6,36 +6,16 @@ Readers never list objects: ref -> manifest -> files. A version exists as soon a
 same code is run and simulated.
 """
 
-from packhouse.store.commit import LocalFile, PublishedVersion, publish_version
-from packhouse.store.manifest import FileEntry, Manifest
-from packhouse.store.object_store import ObjectStore, open_filesystem, open_store
-from packhouse.store.refs import Ref, load_ref, rollback_ref, set_ref
-from packhouse.store.schema_drift import Drift
-from packhouse.store.version_reader import (
-    OpenVersion,
-    VerifyReport,
-    open_version,
-    pull_version,
-    verify_version,
-)
-
-__all__ = [
-    "Drift",
-    "FileEntry",
-    "LocalFile",
-    "Manifest",
-    "ObjectStore",
-    "OpenVersion",
-    "PublishedVersion",
-    "Ref",
-    "VerifyReport",
-    "load_ref",
-    "open_filesystem",
-    "open_store",
-    "open_version",
-    "publish_version",
-    "pull_version",
-    "rollback_ref",
-    "set_ref",
-    "verify_version",
-]
+from packhouse.store.commit import LocalFile as LocalFile
+from packhouse.store.commit import publish_version as publish_version
+from packhouse.store.manifest import FileEntry as FileEntry
+from packhouse.store.object_store import open_store as open_store
+from packhouse.store.refs import Ref as Ref
+from packhouse.store.refs import load_ref as load_ref
+from packhouse.store.refs import rollback_ref as rollback_ref
+from packhouse.store.refs import set_ref as set_ref
+from packhouse.store.version_reader import OpenVersion as OpenVersion
+from packhouse.store.version_reader import VerifyReport as VerifyReport
+from packhouse.store.version_reader import open_version as open_version
+from packhouse.store.version_reader import pull_version as pull_version
+from packhouse.store.version_reader import verify_version as verify_version

@@ -38,6 +38,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -63,7 +64,6 @@ from packhouse.store.manifest import (
     Tombstone,
     committed_steps,
     read_slot_steps,
-    schema_fingerprint,
     schema_to_json,
 )
 from packhouse.store.object_store import (
@@ -79,7 +79,7 @@ from packhouse.store.schema_drift import RefChange
 from packhouse.store.store_requests import All, Steps, ask, put_data, read_checked, run
 from packhouse.system.disks import temporary_folder
 from packhouse.system.escaping import for_markdown, markdown_code, markdown_table
-from packhouse.system.fingerprint import canonical_json
+from packhouse.system.fingerprint import canonical_json, digest
 from packhouse.system.wording import by_name, counted, rows_and_records
 
 _MAX_BYTES = 2**27
@@ -249,8 +249,6 @@ def publish_version(
         IntegrityError: A local file does not match its sha256.
         StoreRefusedError: The store does not support safe concurrent publishing.
     """
-    object_keys.check_name("dataset", dataset)
-    object_keys.check_vid(vid)
     if not any(file.kind == "data" for file in files):
         raise ConfigError("nothing to publish: no data files")
     require_guarded(store)
@@ -281,6 +279,7 @@ def publish_version(
     )
 
 
+@dataclass(slots=True)
 class _Gatekeeper:
     """Decides if a ref may move to `draft`.
 
@@ -288,12 +287,11 @@ class _Gatekeeper:
     is found at is compared. If a comparison fails after the commit, the ref stays.
     """
 
-    def __init__(self, draft: Manifest, limits: PublishConfig) -> None:
-        self.draft = draft
-        self.limits = limits
-        self.change: RefChange | None = None
-        self.ref_before: str | None = None
-        self._seen: str | None = None
+    draft: Manifest
+    limits: PublishConfig
+    change: RefChange | None = None
+    ref_before: str | None = None
+    _seen: str | None = None
 
     @property
     def held_back(self) -> tuple[str, ...]:
@@ -326,17 +324,13 @@ class _Gatekeeper:
         self._seen, self.change = current.version, None
         # A ref that ever pointed to our version does not move, so there is nothing to compare. If
         # its current version was deleted, there are no readers to break.
-        if any(
-            object_keys.split_version(move.version)[0] == self.draft.vid for move in current.moves
-        ):
+        if self.draft.vid in (object_keys.split_version(m.version)[0] for m in current.moves):
             return True
+        there = committed_steps(self.draft.dataset, current.version, current.manifest_id)
         try:
-            there = yield from committed_steps(
-                self.draft.dataset, current.version, current.manifest_id
-            )
+            self.change = RefChange.of((yield from there), self.draft)
         except VersionNotFoundError:
             return True
-        self.change = RefChange.of(there, self.draft)
         return not self.held_back
 
 
@@ -381,12 +375,9 @@ def publish_steps(
     moved = None
     if ref is not None:
         moved = yield from move_ref_steps(manifest, ref, once=True, note=note, may_move=may_move)
+    name, version = draft.dataset, manifest.version
     return PublishedVersion(
-        dataset=draft.dataset,
-        version=manifest.version,
-        manifest=manifest,
-        created=created,
-        ref=moved,
+        dataset=name, version=version, manifest=manifest, created=created, ref=moved
     )
 
 
@@ -412,9 +403,8 @@ def _commit_steps(ours: Manifest) -> Steps[tuple[Manifest | None, bool]]:
     The slot is read back even after a success: for one request, this detects a manifest that was
     damaged in transit before anybody reads it.
     """
-    created = True
+    key, created = object_keys.manifest_key(ours.dataset, ours.version), True
     try:
-        key = object_keys.manifest_key(ours.dataset, ours.version)
         yield from ask(ObjectStore.put_create, key, ours.to_bytes())
     except PreconditionFailedError:  # another publisher, a tombstone, or our own lost success
         created = False
@@ -431,9 +421,8 @@ def _check_same(ours: Manifest, theirs: Manifest) -> None:
     if ours.manifest_id == theirs.manifest_id or _without_pages(ours) == _without_pages(theirs):
         return
     same_rows = bool(ours.content_id) and ours.content_id == theirs.content_id
-    parts = [
-        name for name in ("files", "schema", *FACTS) if getattr(ours, name) != getattr(theirs, name)
-    ]
+    names = ("files", "schema", *FACTS)
+    parts = [name for name in names if getattr(ours, name) != getattr(theirs, name)]
     reason = (
         "The packs are equal (content_id), so their encoding or another file differs, such as the "
         "quarantine. Code or a library may have changed without its version in the version ID."
@@ -505,10 +494,10 @@ def draft_manifest(
     Raises:
         ConfigError: A fact contains a credential.
     """
-    plain = {name: value for name, value in facts.items() if name != "schema"}
+    plain = {**facts}
+    schema: Any = plain.pop("schema", None)
     plain = json.loads(canonical_json(plain))  # as a reader will see it: lists, string keys
     _refuse_secrets(plain)
-    schema = facts.get("schema")
     for path in (body.path for entry, body in uploads if entry.kind == "data"):
         if schema is None and path.suffix == ".parquet":
             schema = pq.read_schema(path)
@@ -522,7 +511,7 @@ def draft_manifest(
         generation=0,
         files=tuple(entry for entry, _ in uploads),
         schema=described,
-        schema_fingerprint=schema_fingerprint(described),
+        schema_fingerprint=digest(described),
         **plain,
     )
 
@@ -608,7 +597,7 @@ def dataset_card(manifest: Manifest) -> str:
 
 def _usage(manifest: Manifest) -> str:
     """Return how to load the version, and what its rows contain."""
-    split = next(iter(manifest.splits()), "train")
+    split = (*manifest.splits(), "train")[0]
     ends = (
         "Labels are not shifted. `seq_lengths` gives the lengths of the sequences in each row. "
         "With most collators, these sequences attend to each other. To prevent this, call "

@@ -22,6 +22,7 @@ PROBE_RETRY = RetryPolicy(deadline_s=10)
 """Retry policy of the first request to a store; short, so that a wrong address fails quickly."""
 
 _PROBE = ".packhouse/probe"
+_ACCEPTED_TWICE = "a second create-only write of one key was accepted"
 _GUARDED: set[str] = set()
 
 
@@ -47,11 +48,10 @@ def check_usable(uri: str) -> None:
         return
     for _ in range(2):  # the very first run creates the probe; the second write must be refused
         try:
-            write = ask(ObjectStore.put_create, _PROBE, b"packhouse\n")
-            run(store, write, retry=PROBE_RETRY)
+            run(store, ask(ObjectStore.put_create, _PROBE, b"packhouse\n"), retry=PROBE_RETRY)
         except PreconditionFailedError:
             return
-    raise _refusal(store, "a second create-only write of one key was accepted")
+    raise _refusal(store, _ACCEPTED_TWICE)
 
 
 def require_guarded(store: ObjectStore) -> None:
@@ -98,10 +98,8 @@ def check_create_only(store: ObjectStore, key: str) -> str:
         FailedCheckError: The check failed.
     """
     write(store, key, b"first")
-    second = try_write(store, key, b"second")
-    expect(second is None, "a second create-only write of one key was accepted")
-    is_first = stored(store, key) == b"first"
-    expect(is_first, "a refused create-only write changed the object")
+    expect(try_write(store, key, b"second") is None, _ACCEPTED_TWICE)
+    expect(stored(store, key) == b"first", "a refused create-only write changed the object")
     return "a second writer is rejected, and the first writer's bytes remain"
 
 
@@ -113,10 +111,8 @@ def check_compare_and_swap(store: ObjectStore, key: str) -> str:
     outdated = try_write(store, key, b"3", first)
     expect(outdated is None, "a swap with an outdated ETag was accepted")
     write(store, key, b"4", second)
-    expect(
-        stored(store, key) == b"4",
-        "after the swaps, the object does not have the last accepted bytes",
-    )
+    is_last = stored(store, key) == b"4"
+    expect(is_last, "after the swaps, the object does not have the last accepted bytes")
     # A store that creates the object would bring a deleted ref back.
     absent = try_write(store, f"{key}-absent", b"5", second)
     expect(absent is None, "a swap of an absent key was accepted")

@@ -278,12 +278,11 @@ class LocalStore(ObjectStore):
         except FileExistsError as error:  # from mkdir: a file has the folder's name
             raise self._no_folder(Path(error.filename)) from None
         except OSError as error:
-            if error.errno in _AGAIN:
-                raise TransientError(f"store {self.uri}: {error}") from error
             if error.errno in OF_DISKS:
                 other = "publish to another store (publish.store)"
                 raise disk_error(error, self.root, "the store", other) from error
-            raise StoreError(f"store {self.uri}: {error}") from error
+            kind = TransientError if error.errno in _AGAIN else StoreError
+            raise kind(f"store {self.uri}: {error}") from error
 
     def _no_folder(self, folder: Path) -> StoreError:
         """Return the error for a file, or something else, in the place of a folder."""
@@ -293,8 +292,7 @@ class LocalStore(ObjectStore):
         else:
             problem = f"'{place}' is {'a file' if place.is_file() else 'not a folder'}"
         return StoreError(
-            f"store {self.uri}: {problem}. Move the file, or use another store",
-            path=str(place),
+            f"store {self.uri}: {problem}. Move the file, or use another store", path=str(place)
         )
 
 

@@ -88,10 +88,9 @@ class FileEntry:
             object_keys.check_name("source", self.source)
         if not _KEY.fullmatch(key) or len(key) > 512 or key.partition("/")[0] != self.kind:
             raise ConfigError(f"file {key[:80]!r} is not a valid key for kind {self.kind!r}")
-        if self.kind not in get_args(FileKind) or not _SHA256.fullmatch(self.sha256):
-            raise ConfigError(
-                f"file {key!r}: kind {self.kind!r} or sha256 {self.sha256!r} is not valid"
-            )
+        kind, sha256 = self.kind, self.sha256
+        if kind not in get_args(FileKind) or not _SHA256.fullmatch(sha256):
+            raise ConfigError(f"file {key!r}: kind {kind!r} or sha256 {sha256!r} is not valid")
         for name in ("size", "rows", "tokens"):
             number = getattr(self, name)
             # By type, because True is an int, and JSON has it.
@@ -99,8 +98,8 @@ class FileEntry:
                 raise ConfigError(f"file {key!r}: {name} is not an integer in [0, 2**40)")
         # Exports keep the names that their readers expect.
         # MDS lists its shards in `index.json`, and Megatron-Bridge looks for `.idx.parquet`.
-        if self.kind != "exports" and self.sha256[:12] not in key:
-            raise ConfigError(f"the name of file {key!r} does not contain its sha256 {self.sha256}")
+        if kind != "exports" and sha256[:12] not in key:
+            raise ConfigError(f"the name of file {key!r} does not contain its sha256 {sha256}")
 
     @property
     def path(self) -> str:
@@ -153,13 +152,10 @@ class Counts:
 
         In `num_sequences`, a record that `concat` splits counts once.
         """
-        return {
-            name: replace(each, num_sequences=self.sides[name].records)
-            if name in self.sides
-            else each
-            for name, each in sorted(self.statistics.items(), reverse=True)
-            if each.num_packs
-        }
+        splits = {name: each for name, each in self.statistics.items() if each.num_packs}
+        for name in splits.keys() & self.sides:
+            splits[name] = replace(splits[name], num_sequences=self.sides[name].records)
+        return dict(sorted(splits.items(), reverse=True))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -399,6 +395,7 @@ class Manifest:
     schema: Mapping[str, Any] = field(default_factory=dict)
     """Arrow schema of the data files, as `schema_to_json` writes it."""
     schema_fingerprint: str = ""
+    """sha256 of the JSON of the schema."""
     content_id: str = ""
     """Hash of the logical rows: equal even if writers encode the same rows in different bytes."""
     counts: Mapping[str, Any] = field(default_factory=dict)
@@ -467,8 +464,7 @@ class Manifest:
     @property
     def sources(self) -> Sequence[Mapping[str, Any]]:
         """Input shards, as written in the document."""
-        shards: Sequence[Mapping[str, Any]] = self.lineage.get("sources", ())
-        return shards
+        return tuple(self.lineage.get("sources", ()))
 
     def filters(self) -> list[Filter]:
         """Return the rows dropped by each `where` expression of each source."""
@@ -484,10 +480,7 @@ class Manifest:
         Raises:
             ConfigError: It is larger than `MAX_MANIFEST_BYTES`.
         """
-        document = self._hashed() | {
-            "manifest_id": self.manifest_id,
-            "provenance": dict(self.provenance),
-        }
+        document = self._hashed() | {"manifest_id": self.manifest_id, "provenance": self.provenance}
         data = canonical_json(document | {"digest": digest(document)})
         if len(data) > MAX_MANIFEST_BYTES:
             raise ConfigError(
@@ -525,8 +518,7 @@ class Tombstone:
 
     def to_bytes(self) -> bytes:
         """Return canonical JSON."""
-        slot = {"format": FORMAT, "tombstone": True}
-        return canonical_json(slot | {"dataset": self.dataset, "version": self.version})
+        return canonical_json({"format": FORMAT, "tombstone": True, **asdict(self)})
 
 
 def parse_slot(data: bytes, where: str = "manifest.json") -> Manifest | Tombstone:
@@ -557,8 +549,7 @@ def parse_slot(data: bytes, where: str = "manifest.json") -> Manifest | Tombston
         problem = str(error) if known else f"not the JSON of a manifest ({type(error).__name__})"
         raise IntegrityError(
             f"{where} is damaged: {problem}. Restore it from a copy made with `packhouse pull`, "
-            "or delete it and "
-            "publish the version again",
+            "or delete it and publish the version again",
             key=where,
         ) from None
     return slot
@@ -630,8 +621,3 @@ def _metadata_to_json(metadata: Mapping[bytes, bytes] | None) -> dict[str, str]:
     pairs = {k.decode(): v.decode(errors="replace") for k, v in (metadata or {}).items()}
     # Left out: keys that the file formats add, such as field numbers.
     return {k: v for k, v in sorted(pairs.items()) if not k.startswith(("ARROW:", "PARQUET:"))}
-
-
-def schema_fingerprint(schema: Mapping[str, Any]) -> str:
-    """Return the sha256 of the JSON of a schema."""
-    return digest(schema)

@@ -34,16 +34,7 @@ from packhouse.errors import (
 from packhouse.store import object_keys
 from packhouse.store.manifest import Manifest, committed_steps
 from packhouse.store.object_store import ObjectStore, PreconditionFailedError
-from packhouse.store.store_requests import (
-    Call,
-    NewId,
-    Pause,
-    Steps,
-    ask,
-    read,
-    read_checked,
-    run,
-)
+from packhouse.store.store_requests import Call, NewId, Pause, Steps, ask, read, read_checked, run
 from packhouse.system.fingerprint import canonical_json, digest
 from packhouse.system.wording import counted
 
@@ -225,10 +216,8 @@ def read_ref_steps(
     With `even_damaged`, a damaged ref is returned as None with its tag. The last read decides, so
     that a ref that was repaired meanwhile is used, and no move is lost.
     """
-    key, parse = (
-        object_keys.ref_key(dataset, object_keys.check_name("ref", name)),
-        partial(parse_ref, name),
-    )
+    key = object_keys.ref_key(dataset, object_keys.check_name("ref", name))
+    parse = partial(parse_ref, name)
     try:
         return (yield from read_checked(key, parse)) or (None, "")
     except IntegrityError:
@@ -392,14 +381,9 @@ def set_ref(
         ConflictError: The ref does not point to `expected`.
         IntegrityError: The manifest is damaged; or the ref is, and `force` is not set.
     """
+    note = note_move(reason, by)
     steps = set_ref_steps(
-        dataset,
-        name,
-        version,
-        note=note_move(reason, by),
-        expected=expected,
-        force=force,
-        manifest_id=manifest_id,
+        dataset, name, version, note=note, expected=expected, force=force, manifest_id=manifest_id
     )
     with explaining(store, dataset):
         return run(store, steps)
@@ -449,16 +433,12 @@ def rollback_ref(
 def scan_refs(store: ObjectStore, dataset: str) -> tuple[list[Ref], list[IntegrityError]]:
     """Return all readable refs of a dataset, sorted by name, and the errors of the others."""
     refs, damaged = [], []
-    for info in run(
-        store, ask(ObjectStore.list, f"{object_keys.check_name('dataset', dataset)}/refs/")
-    ):
-        name = info.key.rpartition("/")[2].removesuffix(".json")
-        if (
-            not object_keys.is_name(name)
-            or object_keys.is_version(name)
-            or info.key != object_keys.ref_key(dataset, name)
-        ):
-            continue  # not a valid ref name, so nobody can open it
+    folder = f"{object_keys.check_name('dataset', dataset)}/refs/"
+    for info in run(store, ask(ObjectStore.list, folder)):
+        name = info.key.removeprefix(folder).removesuffix(".json")
+        is_valid = object_keys.is_name(name) and not object_keys.is_version(name)
+        if not is_valid or not info.key.endswith(".json"):  # nobody can open it
+            continue
         try:
             ref = load_ref(store, dataset, name)
         except IntegrityError as error:

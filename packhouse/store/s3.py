@@ -113,18 +113,13 @@ class S3Store(ObjectStore):
     def _put(self, key: str, body: bytes | FileBody, **condition: str) -> str:
         if isinstance(body, FileBody):
             self._check_size(body)
-            md5 = body.md5
+            md5, file = body.md5, body.open()
         else:
-            md5 = hashlib.md5(body, usedforsecurity=False).hexdigest()
-        request = {
-            **self._at(key),
-            "ContentMD5": base64.b64encode(bytes.fromhex(md5)).decode(),
-            **condition,
-        }
+            md5, file = hashlib.md5(body, usedforsecurity=False).hexdigest(), io.BytesIO(body)
+        sent = {"ContentMD5": base64.b64encode(bytes.fromhex(md5)).decode(), **condition}
         # One PUT, never a multipart upload: Ceph 16 completes those without checking the condition.
-        file = body.open() if isinstance(body, FileBody) else io.BytesIO(body)
         with file, self._request(key):
-            answer = self._client.put_object(**request, Body=file)
+            answer = self._client.put_object(**self._at(key), **sent, Body=file)
             tag: str = answer["ETag"].strip('"')
         return tag
 
@@ -238,8 +233,7 @@ def make_client(read_timeout_s: float = 60) -> Any:
 
 def filesystem_options() -> dict[str, Any]:
     """Return options for s3fs with the same settings as `make_client`."""
-    session = import_extra("botocore.session", "s3", "s3://").get_session()
-    region, options = _settings(session)
+    region, options = _settings(import_extra("botocore.session", "s3", "s3://").get_session())
     return {"client_kwargs": {"region_name": region}, "config_kwargs": options}
 
 

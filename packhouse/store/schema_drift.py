@@ -16,6 +16,7 @@ tenth of the records would have to move to another bin.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self
 
 from packhouse.recipe import PublishConfig
@@ -82,10 +83,8 @@ class Drift:
             if value is None:
                 outcome, detail = "not reached", "a manifest lacks the numbers"
             elif limit is not None and value > limit:
-                outcome, detail = (
-                    "failed",
-                    f"{what} drift is {value:.4f}; the limit is {limit:.4f}",
-                )
+                outcome = "failed"
+                detail = f"{what} drift is {value:.4f}; the limit is {limit:.4f}"
             each = GateResult(name=name, outcome=outcome, value=value, limit=limit, detail=detail)
             results.append(each)
         return tuple(results)
@@ -140,10 +139,8 @@ def ref_gates(limits: PublishConfig, ref: str, change: RefChange | None) -> list
     """
     if change is None:
         detail = f"'{ref}' has no other version to compare with"
-        return [
-            GateResult(name=name, outcome="not reached", detail=detail)
-            for name in ("schema", "drift")
-        ]
+        gate = partial(GateResult, outcome="not reached", detail=detail)
+        return [gate(name="schema"), gate(name="drift")]
     schema = schema_gate(change.breaking, "; ".join(change.breaking))
     if limits.allow_breaking_schema:
         detail = "publish.allow_breaking_schema is set"

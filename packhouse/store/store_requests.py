@@ -183,6 +183,9 @@ def download(key: str, path: Path, size: int) -> Steps[None]:
             started = yield Pause(error, attempt, started)
 
 
+_RETRIED = "store '%s' does not respond (%s): attempt %d in %.1f s, giving up %.0f s after that"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RetryPolicy:
     """How long to retry after a transient error."""
@@ -235,11 +238,7 @@ def run(
                     if left < 0:
                         raise cause
                     if retry.is_logged and isinstance(cause, TransientError):
-                        text = (
-                            "store '%s' does not respond (%s): attempt %d in %.1f s, giving up "
-                            "%.0f s after that"
-                        )
-                        log.warning(text, store.uri, cause, attempt + 2, delay, left)
+                        log.warning(_RETRIED, store.uri, cause, attempt + 2, delay, left)
                     time.sleep(delay)  # a store that is overloaded needs time to recover
                     answer = started
                 case All(parts):
@@ -255,10 +254,4 @@ def in_parallel(do: Callable[[S], T], items: Sequence[S], num_threads: int) -> l
     if len(items) < 2 or num_threads < 2:
         return [do(item) for item in items]
     with ThreadPoolExecutor(min(num_threads, len(items)), "packhouse-store") as pool:
-        futures = [pool.submit(do, item) for item in items]
-        try:
-            return [future.result() for future in futures]
-        except BaseException:
-            # Do not start the others: their results would be thrown away.
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+        return list(pool.map(do, items))  # after an error, `map` cancels those not yet started

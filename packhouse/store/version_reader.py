@@ -11,11 +11,12 @@ uses before it publishes. Data files are read in batches, so memory is bounded b
 import fcntl
 import logging
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pyarrow as pa
@@ -30,13 +31,8 @@ from packhouse.errors import (
     IntegrityError,
     VersionNotFoundError,
 )
-from packhouse.pack.pack_columns import (
-    PREFERENCE_NAMES,
-    Layout,
-    check_packed,
-    published_schema,
-    supervised_names,
-)
+from packhouse.pack import pack_columns
+from packhouse.pack.pack_columns import PREFERENCE_NAMES, Layout, published_schema
 from packhouse.store import object_keys
 from packhouse.store.commit import fetch_tokenizer, find_slot_steps
 from packhouse.store.manifest import (
@@ -45,14 +41,13 @@ from packhouse.store.manifest import (
     changed_manifest,
     committed_steps,
     parse_slot,
-    schema_fingerprint,
     schema_to_json,
 )
 from packhouse.store.object_store import ObjectNotFoundError, ObjectStore, open_store
 from packhouse.store.refs import explaining, read_ref_steps, scan_refs
 from packhouse.store.store_requests import MAX_READS, Steps, download, in_parallel, run
 from packhouse.system.disks import OF_DISKS, temporary_folder, write_whole
-from packhouse.system.fingerprint import file_sha256
+from packhouse.system.fingerprint import digest, file_sha256
 from packhouse.system.worker import at, run_in_worker
 
 log = logging.getLogger(__name__)
@@ -199,12 +194,11 @@ def open_address(text: str, name: str = "latest") -> OpenVersion:
     name = name if address.name == "latest" else address.name
     opened = open_version(address.root, address.dataset, name)
     if name in (opened.version, opened.manifest.vid):
-        log.warning(
+        said = (
             "'%s' was opened without the digest of its manifest, so a changed manifest would go "
-            "unnoticed. Use %s",
-            name,
-            opened.address,
+            "unnoticed. Use %s"
         )
+        log.warning(said, name, opened.address)
     return opened
 
 
@@ -328,10 +322,8 @@ def verify_version(opened: OpenVersion, *, num_threads: int = 4) -> VerifyReport
     refs, _ = scan_refs(opened.store, opened.dataset)
     moves = [move for ref in refs for move in ref.moves]
     recorded = {move.manifest_id for move in moves if move.version == opened.version}
-    problems = [
-        str(changed_manifest(manifest, manifest_id))
-        for manifest_id in sorted(recorded - {manifest.manifest_id})
-    ]
+    other_ids = sorted(recorded - {manifest.manifest_id})
+    problems = [str(changed_manifest(manifest, manifest_id)) for manifest_id in other_ids]
     fingerprint = manifest.tokenizer_fingerprint
     try:
         kept = fetch_tokenizer(opened.store, fingerprint)
@@ -348,14 +340,7 @@ def verify_version(opened: OpenVersion, *, num_threads: int = 4) -> VerifyReport
             try:
                 opened.fetch(entry, path)
                 if entry.kind == "data":
-                    # Also because damaged offsets of an Arrow file, and JSON with 100,000 nested
-                    # lists, crashed Arrow.
-                    run_in_worker(  # a few kilobytes may decode to gigabytes
-                        partial(check_data_file, path, entry, manifest),
-                        what=f"'{entry.key}'",
-                        blames=IntegrityError,
-                        num_bytes=entry.size,
-                    )
+                    decode_in_worker(partial(check_data_file, path, entry, manifest), entry)
             except (IntegrityError, ContractError, VersionNotFoundError) as error:
                 return f"{entry.key}: {error}"
             finally:
@@ -406,6 +391,14 @@ def _holds(path: Path, entry: FileEntry) -> bool:
     return path.exists() and file_sha256(path) == entry.sha256
 
 
+def decode_in_worker(call: Callable[[], Any], entry: FileEntry) -> Any:
+    """Run a call that decodes a file in a worker: a few kilobytes may decode to gigabytes."""
+    # Also because damaged offsets of an Arrow file, and JSON with 100,000 nested lists, crashed
+    # Arrow.
+    what = f"'{entry.key}'"
+    return run_in_worker(call, what=what, blames=IntegrityError, num_bytes=entry.size)
+
+
 def check_data_file(path: Path, entry: FileEntry, manifest: Manifest) -> None:
     """Check schema, row count, token count and values of a data file; ignore other formats.
 
@@ -418,12 +411,11 @@ def check_data_file(path: Path, entry: FileEntry, manifest: Manifest) -> None:
     rows = tokens = 0
     for batch in _stored_batches(path, entry=entry):
         if rows == 0 and path.suffix != ".jsonl":  # JSON has no schema
-            found = schema_to_json(batch.schema)
-            if schema_fingerprint(found) != manifest.schema_fingerprint:
-                names = batch.schema.names
+            names = batch.schema.names
+            if digest(schema_to_json(batch.schema)) != manifest.schema_fingerprint:
                 raise ContractError(f"its schema differs from the manifest; it has columns {names}")
         at(f"row {rows:,}")
-        tokens += check_rows(supervised_names(batch), rows, manifest)
+        tokens += check_rows(pack_columns.supervised_names(batch), rows, manifest)
         rows += batch.num_rows
     if rows != entry.rows:
         raise ContractError(f"it has {rows:,} rows, but the manifest says {entry.rows:,}")
@@ -453,7 +445,7 @@ def read_batches(
         IntegrityError: The file is damaged.
     """
     columns = None if columns is None else stored_names(columns)
-    return map(supervised_names, _stored_batches(path, columns, max_rows, entry))
+    return map(pack_columns.supervised_names, _stored_batches(path, columns, max_rows, entry))
 
 
 def check_footer(footer: pq.FileMetaData, entry: FileEntry) -> None:
@@ -495,7 +487,7 @@ def _stored_batches(
     max_rows: int = _BATCH_ROWS,
     entry: FileEntry | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    try:
+    with reading(path.name):
         if path.suffix == ".parquet":
             # Without page checksums, pyarrow returns the values of a flipped bit silently.
             with pq.ParquetFile(path, page_checksum_verification=True) as file:
@@ -520,25 +512,28 @@ def _stored_batches(
             is_preferences = "preference_ids" in present
             if is_preferences or "input_ids" in present:
                 has_labels = {"labels", "preference_labels"} & {*present}
-                schema = published_schema(
-                    "labels" if has_labels else "compact",
-                    *(name in present for name in ("position_ids", "label", "loss_weights")),
-                    of_preferences=is_preferences,
-                )
+                layout: Layout = "labels" if has_labels else "compact"
+                flags = (name in present for name in ("position_ids", "label", "loss_weights"))
+                schema = published_schema(layout, *flags, of_preferences=is_preferences)
             block_size = max(_JSON_BLOCK_BYTES, len(first), longest)
-            yield from pyarrow.json.open_json(
-                path,
-                read_options=pyarrow.json.ReadOptions(block_size=block_size),
-                parse_options=pyarrow.json.ParseOptions(explicit_schema=schema),
-            )
+            options = pyarrow.json.ReadOptions(block_size=block_size)
+            types = pyarrow.json.ParseOptions(explicit_schema=schema)
+            yield from pyarrow.json.open_json(path, options, types)
         else:
             with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as reader:
                 for index in range(reader.num_record_batches):
                     yield reader.get_batch(index)
+
+
+@contextmanager
+def reading(name: str, **facts: Any) -> Iterator[None]:
+    """Turn errors of reading a file with Arrow into an `IntegrityError`."""
+    try:
+        yield
     except MemoryError:  # Arrow's out-of-memory error is both a MemoryError and an ArrowException
         raise
     except (pa.ArrowException, OSError) as error:
-        raise IntegrityError(f"'{path.name}' cannot be read: {error}") from None
+        raise IntegrityError(f"'{name}' cannot be read: {error}", **facts) from None
 
 
 def check_rows(batch: pa.RecordBatch, first_row: int, manifest: Manifest) -> int:
@@ -555,7 +550,7 @@ def check_rows(batch: pa.RecordBatch, first_row: int, manifest: Manifest) -> int
     if missing := [name for name in due if name not in names]:
         raise ContractError(f"packed rows lack the columns {', '.join(missing)}")
     facts = manifest.facts
-    check_packed(
+    pack_columns.check_packed(
         batch,
         facts.configuration.pack.seq_len or _ANY,
         facts.lineage.tokenizer.vocab_size or _ANY,

@@ -28,8 +28,7 @@ from packhouse.errors import ConfigError, DiskError
 def write_checked(file: Path, content: dict[str, Any]) -> None:
     """Write digest and content to a temporary file, then rename it."""
     body = orjson.dumps(content)
-    digest = hashlib.sha256(body).hexdigest().encode()
-    write_whole(file, digest + b"\n" + body)
+    write_whole(file, hashlib.sha256(body).hexdigest().encode() + b"\n" + body)
 
 
 def read_checked(file: Path) -> dict[str, Any] | None:
@@ -40,8 +39,7 @@ def read_checked(file: Path) -> dict[str, Any] | None:
         return None
     if hashlib.sha256(body).hexdigest().encode() != digest:
         return None
-    content: dict[str, Any] = orjson.loads(body)
-    return content
+    return dict(orjson.loads(body))
 
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -65,8 +63,7 @@ class FreeSpace:
 
 def free_space(place: Path) -> FreeSpace:
     """Return the free space of the file system of `place`, which may not exist yet."""
-    exists = next(p for p in (place, *place.absolute().parents) if p.exists())
-    facts = os.statvfs(exists)
+    facts = os.statvfs(next(p for p in (place, *place.absolute().parents) if p.exists()))
     return FreeSpace(facts.f_bavail * facts.f_frsize, facts.f_favail if facts.f_files else None)
 
 

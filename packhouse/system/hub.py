@@ -10,10 +10,7 @@ def hub_options() -> dict[str, Any]:
 
     The token comes only from `HF_TOKEN`; `False` stops the client from using a login on disk.
     """
-    return {
-        "endpoint": os.environ.get("HF_ENDPOINT"),
-        "token": os.environ.get("HF_TOKEN") or False,
-    }
+    return {"endpoint": os.environ.get("HF_ENDPOINT"), "token": os.environ.get("HF_TOKEN") or False}
 
 
 def silent_bar() -> type:

@@ -199,9 +199,8 @@ class _Warnings(logging.Handler):
 
 def say(text: str, seconds: float) -> None:
     """Print a line with a finished piece of work and its duration."""
-    if not _is_shown:
-        return
-    _print_line(f"{text:<34} {seconds:>8.1f} s")
+    if _is_shown:
+        _print_line(f"{text:<34} {seconds:>8.1f} s")
 
 
 def _print_line(line: str) -> None:
@@ -217,10 +216,8 @@ def start_phase(text: str) -> None:
     _end_phase()
     if not _is_shown:
         return
-    task = None
-    if _display is not None:
-        task = _display.add_task(text, total=None)
-    else:
+    task = None if _display is None else _display.add_task(text, total=None)
+    if _display is None:
         echo(f"{text} ...", err=True)
     _phase = text, time.monotonic(), task
 

@@ -84,9 +84,8 @@ def print_table(
 
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     for index, name in enumerate(columns):
-        is_number = bool(rows) and all(_is_number(row[index]) for row in rows)
         # On a narrow terminal text is folded, and a number is cut with an ellipsis, never silently.
-        if is_number:
+        if rows and all(_is_number(row[index]) for row in rows):
             table.add_column(name, justify="right", overflow="ellipsis", no_wrap=True)
         else:
             table.add_column(name, overflow="fold")
@@ -223,8 +222,7 @@ def check_interrupted() -> None:
     Raises:
         Interrupted: A signal was received.
     """
-    error = interruption()
-    if error is not None:
+    if error := interruption():
         raise error
 
 

@@ -21,13 +21,8 @@ import numpy as np
 import orjson
 
 from packhouse.records.arrays import Bools, Int32s, Int64s
-from packhouse.tokenize.encoders import (
-    AddedToken,
-    Pipeline,
-    chunks_of,
-    load_tokenizer,
-    read_pipeline,
-)
+from packhouse.tokenize import encoders
+from packhouse.tokenize.encoders import AddedToken, Pipeline, load_tokenizer, read_pipeline
 from packhouse.tokenize.offsets import EncodedRow, EncodedRows, Spans, byte_ranges
 
 if TYPE_CHECKING:
@@ -121,8 +116,7 @@ def _overlaps(begin: Int64s, end: Int64s, spans: Spans) -> Bools:
     sorted_starts = spans.starts[filled][order]
     furthest = np.maximum.accumulate(np.append(-1, spans.ends[filled][order]))
     num_before = np.searchsorted(sorted_starts, end, "left")
-    overlaps: Bools = furthest[num_before] > begin
-    return overlaps
+    return np.asarray(furthest[num_before] > begin)
 
 
 def encode_plain(
@@ -137,7 +131,7 @@ def encode_plain(
     """
     pipeline, rows = read_pipeline(backend), list[EncodedRow | None]()
     places = np.cumsum([0, *map(len, texts)])
-    for start, end in chunks_of(places, _CHUNK_CHARACTERS):
+    for start, end in encoders.chunks_of(places, _CHUNK_CHARACTERS):
         chunk = texts[start:end]
         # Each control token gets a name with a hash of the texts, so that no text can contain it.
         # Letters and digits pass every normaliser unchanged. `z` occurs only at the start, so no

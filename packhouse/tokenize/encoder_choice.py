@@ -206,8 +206,7 @@ def find_unicode_drift(texts: pa.StringArray) -> Bools:
     drifting = [code for code in np.flatnonzero(is_present).tolist() if _is_unsettled(code)]
     if drifting:
         first_bytes = places[data[places] >= 0xC0]
-        bad = first_bytes[np.isin(codes, drifting)]
-        found[np.searchsorted(bases, bad, "right") - 1] = True
+        found[np.searchsorted(bases, first_bytes[np.isin(codes, drifting)], "right") - 1] = True
     return found
 
 
@@ -314,8 +313,7 @@ _WRITING = [
 
 def adversarial_texts(pipeline: Pipeline) -> list[str]:
     """Return texts that an encoder must get right for this tokenizer; the same in every process."""
-    units = ("=", "\n", " ", "1", "\u00e9", "ab", "\u4f60")
-    runs = [unit * (_RUN // len(unit)) for unit in units]
+    runs = [u * (_RUN // len(u)) for u in ("=", "\n", " ", "1", "\u00e9", "ab", "\u4f60")]
     return [*short_texts(pipeline), "a" * _LONG_RUN, *runs]
 
 

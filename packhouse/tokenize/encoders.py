@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.metadata import version
 from itertools import chain
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -90,39 +90,29 @@ class TokenizerSnapshot:
             object.__setattr__(self, "stop_tokens", {**self.stop_tokens, eos: "tokenizer"})
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class TokenTexts:
-    """Bytes of every token of a vocabulary."""
+    """Bytes of every token of a vocabulary.
 
-    tokens: pa.BinaryArray
-    """Bytes of each token."""
+    Example:
+        >>> table = TokenTexts(pa.array([b"a", b" to", b""]))
+        >>> table.widths.tolist(), table.is_spaced.tolist()
+        ([1, 3, 0], [False, True, False])
+    """
 
-    widths: Int32s
-    """Number of bytes of each token, shape [vocab_size]."""
-
-    is_spaced: Bools
-    """True for tokens that begin with a space, shape [vocab_size]."""
-
-    @staticmethod
-    def of(tokens: pa.BinaryArray) -> "TokenTexts":
-        """Make the table.
-
-        Example:
-            >>> table = TokenTexts.of(pa.array([b"a", b" to", b""]))
-            >>> table.widths.tolist(), table.is_spaced.tolist()
-            ([1, 3, 0], [False, True, False])
-        """
+    def __init__(self, tokens: pa.BinaryArray) -> None:
         data, edges = string_bytes(tokens)
-        widths = np.diff(edges)
-        is_spaced = widths > 0
-        is_spaced[is_spaced] = data[edges[:-1][is_spaced]] == ord(" ")
-        return TokenTexts(tokens, widths, is_spaced)
+        self.tokens = tokens
+        self.widths: Int32s = np.diff(edges)
+        """Number of bytes of each token, shape [vocab_size]."""
+        self.is_spaced: Bools = self.widths > 0
+        """True for tokens that begin with a space, shape [vocab_size]."""
+        self.is_spaced[self.is_spaced] = data[edges[:-1][self.is_spaced]] == ord(" ")
 
     def edges(self, ids: Int32s) -> Int64s:
         """Return the offset of each token when all are joined, and the end; [num_tokens + 1].
 
         Example:
-            >>> TokenTexts.of(pa.array([b"a", b" to"])).edges(np.array([1, 0, 1])).tolist()
+            >>> TokenTexts(pa.array([b"a", b" to"])).edges(np.array([1, 0, 1])).tolist()
             [0, 3, 4, 7]
         """
         edges = np.zeros(len(ids) + 1, np.int64)
@@ -132,7 +122,7 @@ class TokenTexts:
             own += edges[start]
         return edges
 
-    def differing(self, ids: Int32s, text: Bytes, shortened: Int64s | None = None) -> Int64s:
+    def differing(self, ids: Int32s, text: Bytes, shortened: Int64s) -> Int64s:
         """Find the tokens whose bytes differ from the text at their position.
 
         Ids are not checked; `edges` does that.
@@ -146,12 +136,11 @@ class TokenTexts:
             Indices of these tokens, ascending.
 
         Example:
-            >>> table = TokenTexts.of(pa.array([b"a", b"to be or not"]))
+            >>> table = TokenTexts(pa.array([b"a", b"to be or not"]))
             >>> text = np.frombuffer(b"ato be or but", np.uint8)
-            >>> table.differing(np.array([0, 1]), text).tolist()
+            >>> table.differing(np.array([0, 1]), text, np.zeros(0, np.int64)).tolist()
             [1]
         """
-        shortened = np.zeros(0, np.int64) if shortened is None else shortened
         found = [np.zeros(0, np.int64)]
         num_compared = 0
         for start in range(0, len(ids), _BLOCK):
@@ -159,8 +148,7 @@ class TokenTexts:
             own = pa.array(ids[start : start + _BLOCK])
             # Joining them needs two thirds of the time of comparing one by one.
             # Comparing by words of 8 bytes is slower: numpy takes 6 ns per unaligned word.
-            tokens = pc.take(self.tokens, own, boundscheck=False)
-            joined, edges = string_bytes(tokens)
+            joined, edges = string_bytes(pc.take(self.tokens, own, boundscheck=False))
             if high > low:
                 # Tokens " a" and " b", the second one shortened: edges [0 2 3], bytes b" ab".
                 is_cut = np.zeros(len(edges), np.int32)
@@ -252,13 +240,12 @@ def read_pipeline(backend: str) -> Pipeline:
     parsed = orjson.loads(backend if cut < 0 else backend[:cut] + "}}}")
     model = parsed["model"]
     vocab, unk_id, unk_token = map(model.get, ("vocab", "unk_id", "unk_token"))
-    entries = map(
-        itemgetter("id", "content", "special", "lstrip", "rstrip"), parsed["added_tokens"]
-    )
+    fields = itemgetter("id", "content", "special", "lstrip", "rstrip")
     added = [
         AddedToken(id=index, text=text, is_special=is_special, strips=any(strips))
-        for index, text, is_special, *strips in sorted(entries, key=itemgetter(0))
+        for index, text, is_special, *strips in map(fields, parsed["added_tokens"])
     ]
+    added.sort(key=attrgetter("id"))
     if isinstance(vocab, list):  # Unigram's is [[piece, score], ...] in the order of ids
         model_size, pieces = len(vocab), ((index, piece) for index, (piece, _) in enumerate(vocab))
     else:
@@ -308,7 +295,7 @@ def read_pipeline(backend: str) -> Pipeline:
         has_word_marks=has_word_marks,
         token_bytes=token_bytes,
         shown=shown,
-        token_texts=None if token_bytes is None else TokenTexts.of(token_bytes),
+        token_texts=None if token_bytes is None else TokenTexts(token_bytes),
         is_added=_mask([token.id for token in added], size),
         is_control=_mask([token.id for token in added if token.is_control], size),
     )

@@ -10,7 +10,7 @@ the text before it, so a token that begins in the prompt belongs to the prompt. 
 binary searches per span and no work per token.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -38,12 +38,7 @@ def flat_texts(texts: pa.ChunkedArray | pa.StringArray) -> tuple[Bytes, Int64s]:
 
 
 def dummy_prefixes(
-    is_spaced: Bools,
-    edges: Int64s,
-    offsets: Int64s,
-    text: Bytes,
-    bases: Int64s,
-    is_added: Bools,
+    is_spaced: Bools, edges: Int64s, offsets: Int64s, text: Bytes, bases: Int64s, is_added: Bools
 ) -> Int64s:
     """Find tokens whose first byte is a space that SentencePiece added and the text lacks.
 
@@ -85,8 +80,7 @@ def dummy_prefixes(
     mixed = np.flatnonzero(((excess > 0) & (excess < num_spaced))[rows])
     places = bases[rows] + edges[spaced] - edges[offsets[rows]]
     is_dummy[mixed] |= _where_text_has_none(rows[mixed], places[mixed], text, bases)
-    dummies: Int64s = spaced[is_dummy]
-    return dummies
+    return np.asarray(spaced[is_dummy])
 
 
 def _where_text_has_none(rows: Int64s, places: Int64s, text: Bytes, bases: Int64s) -> Bools:
@@ -178,9 +172,8 @@ class EncodedRows:
             np.append(0, np.cumsum(lengths[numbers])),
             pipeline,
         ).is_exact
-        return EncodedRows(
-            self.text,
-            self.bases,
+        return replace(
+            self,
             ids=np.concatenate([*ids, self.ids[behind:]]),
             offsets=np.append(0, np.cumsum(lengths)),
             starts=np.concatenate([*starts, self.starts[behind:]]),

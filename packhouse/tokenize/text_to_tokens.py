@@ -42,17 +42,8 @@ import pyarrow as pa
 
 from packhouse.recipe import Recipe, TokenizeConfig
 from packhouse.recipe.sections import CHAT_TEMPLATES, TEMPLATES
-from packhouse.records.arrays import (
-    Bools,
-    Bytes,
-    Int64s,
-    flat_list,
-    flat_weights,
-    list_array,
-    list_offsets,
-    ranges_array,
-    weights_column,
-)
+from packhouse.records import arrays
+from packhouse.records.arrays import Bools, Bytes, Int64s
 from packhouse.records.preference_pairs import REJECTED, check_answers, join_sides, keep_both
 from packhouse.records.table_schemas import (
     QUARANTINED,
@@ -131,7 +122,7 @@ def tokenize_shard(
         result = tokenize_table(read_table(formatted), snapshot, recipe.tokenize, cache, **options)
     else:
         table = read_table(given)
-        ids, _ = flat_list(table["input_ids"])
+        ids, _ = arrays.flat_list(table["input_ids"])
         num_unknown = read_pipeline(snapshot.backend).count_unknown(ids)
         encoder = {"name": "none", "version": str(GIVEN_VERSION), "gate": "ids are given"}
         result = Tokenized(
@@ -158,11 +149,8 @@ def tokenize_shard(
         tokenized = tokenized.take(np.setdiff1d(np.arange(tokenized.num_rows), list(faults)))
     write_table(folder / "tokenized.arrow", tokenized)
     write_table(folder / REFUSED, refused)
-    tokenizer = {
-        "fingerprint": snapshot.fingerprint,
-        "class": snapshot.class_name,
-        "vocab_size": snapshot.vocab_size,
-    }
+    names = ("fingerprint", "class_name", "vocab_size")
+    tokenizer = {name: getattr(snapshot, name) for name in names}
     return {"notes": dict(notes), "encoder": result.encoder, "tokenizer": tokenizer}
 
 
@@ -192,7 +180,7 @@ def tokenize_table(
     slices = [
         batch.slice(start, end - start)
         for batch in formatted.to_batches()
-        for start, end in chunks_of(list_offsets(batch.column("text")), _SLICE_BYTES)
+        for start, end in chunks_of(arrays.list_offsets(batch.column("text")), _SLICE_BYTES)
     ]
     while True:
         tokenized, quarantined = [TOKENIZED.empty_table()], [QUARANTINED.empty_table()]
@@ -251,8 +239,7 @@ def _tokenize_slice(
         if config.control_text == "text":
             contents = [content.within(row, *encoded.bases[row : row + 2]) for row in forged]
             texts = [encoded.text_of(row) for row in forged]
-            rows = encode_plain(texts, contents, snapshot.backend)
-            plain = dict(zip(forged, rows, strict=True))
+            plain = dict(zip(forged, encode_plain(texts, contents, snapshot.backend), strict=True))
             why = ", which this tokenizer cannot encode as plain text"
         for row in [row for row, found in plain.items() if found is None]:
             held = forged[row]
@@ -275,20 +262,20 @@ def _tokenize_slice(
         unk_tokens=pipeline.count_unknown(encoded.ids),
     )
     num_tokens, num_ranges = np.diff(encoded.offsets), np.diff(ranges.offsets)
-    weights = flat_weights(batch.column("span_weights"), np.diff(trained.offsets))
+    weights = arrays.flat_weights(batch.column("span_weights"), np.diff(trained.offsets))
     # Spans without a token of their own have no range, so their weights must go too, or all later
     # ones would move.
     kept = None if weights is None else weights[ranges.is_kept]  # of the spans that have a range
     starts, ends = ranges.starts.astype(np.int32), ranges.ends.astype(np.int32)
     columns = {
-        "input_ids": list_array(pa.array(encoded.ids), encoded.offsets, pa.int32()),
-        "trained_ranges": ranges_array(starts, ends, num_ranges),
-        "range_weights": weights_column(kept, num_ranges),
+        "input_ids": arrays.list_array(pa.array(encoded.ids), encoded.offsets, pa.int32()),
+        "trained_ranges": arrays.ranges_array(starts, ends, num_ranges),
+        "range_weights": arrays.weights_column(kept, num_ranges),
         "num_tokens": pa.array(num_tokens.astype(np.int32)),
         "num_trained": pa.array(ranges.num_trained.astype(np.int32)),
     }
-    arrays = [columns[name] if name in columns else batch.column(name) for name in TOKENIZED.names]
-    table = pa.Table.from_arrays(arrays, schema=TOKENIZED)
+    parts = [columns[name] if name in columns else batch.column(name) for name in TOKENIZED.names]
+    table = pa.Table.from_arrays(parts, schema=TOKENIZED)
     # A record with a label trains the label, so it may train no token.
     is_idle = (ranges.num_trained == 0) & batch.column("label").is_null().to_numpy(False)
     # The last reason counts: a record without tokens is `empty`, not `nothing_trained`.
@@ -329,7 +316,7 @@ def encode_rows(texts: pa.StringArray, encoder: Encoder, backend: str) -> tuple[
         return rows, 0
     true_rows: dict[int, EncodedRow] = {}
     chosen = texts.take(pa.array(doubtful))
-    for begin, end in chunks_of(list_offsets(chosen), _CHUNK_BYTES):
+    for begin, end in chunks_of(arrays.list_offsets(chosen), _CHUNK_BYTES):
         batch = chosen[begin:end].to_pylist()
         encodings = load_tokenizer(backend).encode_batch(batch, add_special_tokens=False)
         advance((end - begin) / len(doubtful))

@@ -37,15 +37,9 @@ from packhouse.system.disks import read_checked, temporary_folder, write_checked
 from packhouse.system.hub import hub_options, silent_bar
 from packhouse.system.wording import first_line, near_files
 from packhouse.system.worker import at, limited, run_in_worker
+from packhouse.tokenize import encoders
 from packhouse.tokenize.encoder_choice import short_texts
-from packhouse.tokenize.encoders import (
-    MAX_IDS,
-    Pipeline,
-    TokenizerSnapshot,
-    bare,
-    keep,
-    read_pipeline,
-)
+from packhouse.tokenize.encoders import MAX_IDS, Pipeline, TokenizerSnapshot, bare, read_pipeline
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -127,20 +121,10 @@ def _cached_or_downloaded(repo: str, revision: str, name: str) -> Path:
     from huggingface_hub import HfApi, constants, errors, snapshot_download
 
     options = hub_options()
-
-    def snapshot(is_offline: bool) -> Path:
-        folder = snapshot_download(
-            repo,
-            revision=revision,
-            allow_patterns=list(TOKENIZER_FILES),
-            local_files_only=is_offline,
-            tqdm_class=silent_bar(),
-            **options,
-        )
-        return Path(folder)
-
+    files = {"allow_patterns": list(TOKENIZER_FILES), "tqdm_class": silent_bar()}
+    download = partial(snapshot_download, repo, revision=revision, **files, **options)
     try:
-        cached = snapshot(is_offline=True)
+        cached = Path(download(local_files_only=True))
         if (cached / "tokenizer_config.json").exists():  # else other files of the repository
             return cached
     except (errors.LocalEntryNotFoundError, errors.HFValidationError):
@@ -148,18 +132,15 @@ def _cached_or_downloaded(repo: str, revision: str, name: str) -> Path:
     try:
         # Without a network, this fails at once, while listing a commit's files retries for 23 s.
         HfApi(**options).model_info(repo, revision=revision, timeout=10)
-        return snapshot(is_offline=False)
+        return Path(download())
     except errors.HFValidationError:
         reason, remedy = "it is not a valid Hub name", "check the name"
     except errors.GatedRepoError:
-        reason, remedy = (
-            "its terms on the Hub have not been accepted",
-            "accept them, and set HF_TOKEN",
-        )
+        reason = "its terms on the Hub have not been accepted"
+        remedy = "accept them, and set HF_TOKEN"
     except errors.RepositoryNotFoundError:
-        reason = "the Hub has no model of this name" + (
-            ", or HF_TOKEN has no access to it" if options["token"] else ""
-        )
+        denied = ", or HF_TOKEN has no access to it" if options["token"] else ""
+        reason = f"the Hub has no model of this name{denied}"
         remedy = "check the name, and set HF_TOKEN if the model is private"
     except errors.RevisionNotFoundError:
         reason = f"{repo} has no revision '{revision}'"
@@ -181,12 +162,9 @@ def _cached_or_downloaded(repo: str, revision: str, name: str) -> Path:
 
 def run_tokenizer(call: Callable[[], Any], tokenizer: str, num_bytes: int = 0) -> Any:
     """Run a call that tokenizes `num_bytes` of text in a worker."""
+    what, memory = f"tokenizer '{tokenizer}'", num_bytes * MEMORY_PER_BYTE
     return run_in_worker(
-        call,
-        what=f"tokenizer '{tokenizer}'",
-        blames=TokenizerError,
-        num_bytes=num_bytes,
-        more_memory=num_bytes * MEMORY_PER_BYTE,
+        call, what=what, blames=TokenizerError, num_bytes=num_bytes, more_memory=memory
     )
 
 
@@ -211,12 +189,10 @@ def fingerprint_tokenizer(folder: str | Path) -> str:
             "Hub name (`org/name`); download other tokenizers first"
         )
     folder = tokenizer_folder(folder)
-    states = [(file, file.stat()) for file in _tokenizer_files(folder)]
     # File states that change whenever a file's bytes do.
-    return _digest(
-        folder,
-        tuple((file, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for file, s in states),
-    )
+    stats = ((file, file.stat()) for file in _tokenizer_files(folder))
+    states = ((file, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for file, s in stats)
+    return _digest(folder, tuple(states))
 
 
 @lru_cache(maxsize=4)
@@ -277,13 +253,18 @@ def load_snapshot(
             snapshot = _build(tokenizer_folder(folder), fingerprint, cache, of_file=of_file)
         _IN_PROCESS[key] = snapshot
     if snapshot.difference is not None and pipeline is None:
-        raise TokenizerError(
-            f"tokenizer '{folder}' {snapshot.difference}. Choose the pipeline that inference "
-            "uses: tokenizer.json's with `--set tokenize.pipeline=file`, or the class's with "
-            "`--set tokenize.pipeline=class` (in a recipe: `tokenize: {pipeline: file}`)",
-            folder=str(folder),
+        raise _error(
+            folder,
+            f" {snapshot.difference}. Choose the pipeline that inference uses: tokenizer.json's "
+            "with `--set tokenize.pipeline=file`, or the class's with `--set tokenize.pipeline="
+            "class` (in a recipe: `tokenize: {pipeline: file}`)",
         )
     return snapshot
+
+
+def _error(folder: str | Path, problem: str, **facts: Any) -> TokenizerError:
+    """Return an error whose message is `tokenizer 'folder'` and the problem."""
+    return TokenizerError(f"tokenizer '{folder}'{problem}", folder=str(folder), **facts)
 
 
 def find_snapshot(
@@ -333,17 +314,14 @@ def _read_fields(
         engine.no_padding()
         by_file = _pipeline_of_file(folder, known, engine)
         if of_file and by_file is None:
-            raise TokenizerError(
-                f"tokenizer '{folder}' has no tokenizer.json, but tokenize.pipeline is file. "
-                "Remove that setting",
-                folder=str(folder),
-            )
+            problem = " has no tokenizer.json, but tokenize.pipeline is file. Remove that setting"
+            raise _error(folder, problem)
         fields = _fields_of(tokenizer, folder, by_file if of_file else None)
         difference = None
         if by_file is not None and not of_file:
             texts = short_texts(read_pipeline(fields["backend"]))
             difference = _difference(texts, bare(engine), bare(by_file), fields["class_name"])
-        keep(fields["backend"], by_file if of_file and by_file is not None else engine)
+        encoders.keep(fields["backend"], by_file if of_file and by_file is not None else engine)
     return {**fields, "fingerprint": fingerprint, "difference": difference}
 
 
@@ -360,9 +338,7 @@ def _pipeline_of_file(folder: Path, known: Path, engine: "Tokenizer") -> "Tokeni
     try:
         by_file = Tokenizer.from_file(str(file))
     except Exception as error:  # tokenizers raises plain Exception or ValueError
-        raise TokenizerError(
-            f"tokenizer '{folder}' cannot be loaded: {file.name}: {error}", folder=str(folder)
-        ) from error
+        raise _error(folder, f" cannot be loaded: {file.name}: {error}") from error
     by_file.no_truncation()
     by_file.no_padding()
     own = {token.content for token in by_file.get_added_tokens_decoder().values()}
@@ -383,8 +359,7 @@ def _difference(
         [encoding.ids for encoding in each.encode_batch_fast(texts, add_special_tokens=False)]
         for each in (engine, by_file)
     )
-    pairs = zip(texts, ours, theirs, strict=True)
-    differing = [(text, a, b) for text, a, b in pairs if a != b]
+    differing = [each for each in zip(texts, ours, theirs, strict=True) if each[1] != each[2]]
     if not differing:
         return None
     # The message shows the shortest printable text, because many test texts have rare characters.
@@ -413,17 +388,13 @@ def _tokenizer_files(folder: Path) -> list[Path]:
             "as `Qwen/Qwen2.5-0.5B-Instruct`",
             folder=str(folder),
         )
-    files = [
-        file
-        for file in sorted(folder.iterdir())
-        if file.is_file() and any(map(file.match, TOKENIZER_FILES))
-    ]
+    found = (file for file in sorted(folder.iterdir()) if file.is_file())
+    files = [file for file in found if any(map(file.match, TOKENIZER_FILES))]
     if not any(file.match(pattern) for file in files for pattern in _VOCABULARIES):
-        found = ", ".join(file.name for file in files) or "no tokenizer file"
+        names = ", ".join(file.name for file in files) or "no tokenizer file"
         raise TokenizerError(
-            f"tokenizer folder '{folder}' has no vocabulary file ({found}). It needs "
-            "tokenizer.json, "
-            "vocab.json + merges.txt, vocab.txt, tokenizer.model or tekken.json",
+            f"tokenizer folder '{folder}' has no vocabulary file ({names}). It needs "
+            "tokenizer.json, vocab.json + merges.txt, vocab.txt, tokenizer.model or tekken.json",
             folder=str(folder),
         )
     return files
@@ -440,10 +411,10 @@ def _load_with_transformers(folder: Path, known: Path) -> "PreTrainedTokenizerFa
         config = None
     usual = ["tokenizer.json"]
     if isinstance(config, dict) and config.get("fast_tokenizer_files", usual) != usual:
-        raise TokenizerError(
-            f"tokenizer '{folder}': tokenizer_config.json names another vocabulary file "
-            "(fast_tokenizer_files). Remove that key, and rename the file to tokenizer.json",
-            folder=str(folder),
+        raise _error(
+            folder,
+            ": tokenizer_config.json names another vocabulary file (fast_tokenizer_files). Remove "
+            "that key, and rename the file to tokenizer.json",
         )
     names = {file.name for file in known.iterdir()}
     try:
@@ -465,15 +436,13 @@ def _load_with_transformers(folder: Path, known: Path) -> "PreTrainedTokenizerFa
     except MemoryError:
         raise
     except Exception as error:  # whatever transformers and tokenizers raise: the file is at fault
-        raise TokenizerError(
-            f"tokenizer '{folder}' cannot be loaded: {_broken_file(folder, known, error)}",
-            folder=str(folder),
-        ) from error
+        problem = f" cannot be loaded: {_broken_file(folder, known, error)}"
+        raise _error(folder, problem) from error
     if not tokenizer.is_fast:
-        raise TokenizerError(
-            f"tokenizer '{folder}' loads as {type(tokenizer).__name__}, which is not a fast "
-            "tokenizer. Save it with a tokenizer.json (`AutoTokenizer...save_pretrained`)",
-            folder=str(folder),
+        raise _error(
+            folder,
+            f" loads as {type(tokenizer).__name__}, which is not a fast tokenizer. Save it with a "
+            "tokenizer.json (`AutoTokenizer...save_pretrained`)",
         )
     return tokenizer
 
@@ -545,27 +514,26 @@ def _fields_of(
     backend = engine.to_str()
     pipeline = read_pipeline(backend)
     if pipeline.model_size < engine.get_vocab_size(with_added_tokens=False):
-        raise TokenizerError(
-            f"tokenizer '{folder}': `tokenizers` cannot write its vocabulary, because "
-            f"tokenizer.json gives a token an id of about {2**32 - 1:,}; ids must be below "
-            f"{MAX_IDS:,}. Number the tokens from 0",
-            folder=str(folder),
+        raise _error(
+            folder,
+            ": `tokenizers` cannot write its vocabulary, because tokenizer.json gives a token an "
+            f"id of about {2**32 - 1:,}; ids must be below {MAX_IDS:,}. Number the tokens from 0",
             limit=MAX_IDS,
         )
     if pipeline.dropout:
-        raise TokenizerError(
-            f"tokenizer '{folder}' has BPE dropout {pipeline.dropout}, so its ids are random. Set "
-            "model.dropout to null in tokenizer.json",
-            folder=str(folder),
+        raise _error(
+            folder,
+            f" has BPE dropout {pipeline.dropout}, so its ids are random. Set model.dropout to "
+            "null in tokenizer.json",
         )
     template = getattr(tokenizer, "chat_template", None)
     if isinstance(template, dict):
         template = template.get("default")
     if template is not None and not isinstance(template, str):
-        raise TokenizerError(
-            f"tokenizer '{folder}': chat_template in tokenizer_config.json must be text, got "
-            f"{template!r}. Put the Jinja source there or in chat_template.jinja",
-            folder=str(folder),
+        raise _error(
+            folder,
+            f": chat_template in tokenizer_config.json must be text, got {template!r}. Put the "
+            "Jinja source there or in chat_template.jinja",
         )
     # By encoding a text, since it may come from a post-processor, `add_bos_token` or the class.
     first_ids = (tokenizer("a")["input_ids"] if by_file is None else by_file.encode("a").ids)[:1]
@@ -602,8 +570,6 @@ def _generation_stops(folder: Path, pipeline: Pipeline) -> list[str]:
     if any(type(index) is not int for index in ids):
         problem = f"{file.name}: eos_token_id must be an id or a list of ids, got {stops!r:.100}"
     if problem:
-        raise TokenizerError(
-            f"tokenizer '{folder}' cannot be loaded: {problem}", folder=str(folder)
-        )
+        raise _error(folder, f" cannot be loaded: {problem}")
     texts = {token.id: token.text for token in pipeline.added}
     return [texts[index] for index in ids if index in texts]

@@ -107,7 +107,7 @@ load_encoders(recipe, Path("cache/tokenizers").absolute())
 
 
 def names_of(addon: str) -> list[str]:
-    return [name for name, module in PUBLIC.items() if module.split(".")[2] == addon]
+    return [n for n, module in PUBLIC.items() if module.split(".")[1:3] == ["addons", addon]]
 
 
 @pytest.fixture(scope="module")

@@ -18,8 +18,8 @@ from packhouse.cli import cli
 from packhouse.errors import AuditError
 from packhouse.recipe import AuditConfig, PublishConfig
 from packhouse.records.table_schemas import LINEAGE, PACKED
-from packhouse.store import Drift
 from packhouse.store.manifest import read_audit
+from packhouse.store.schema_drift import Drift
 from tests.audit.conftest import SUMS, Sums
 
 IS_CONTROL = np.array([True, True, True, *[False] * 97])

@@ -62,9 +62,7 @@ def near_of(table, config, num_parts=1):
 def test_the_shards_change_nothing(tmp_path):
     table = conversations(tmp_path, planted(30))
     whole, parts = (near_of(table, DedupConfig(near="drop"), n) for n in (1, 7))
-    assert whole.first.tolist() == parts.first.tolist()
-    assert whole.second.tolist() == parts.second.tolist()
-    assert np.array_equal(whole.similarity, parts.similarity)
+    assert all(map(np.array_equal, whole, parts))
 
 
 @given(st.lists(st.lists(st.integers(0, 12), max_size=12), min_size=2, max_size=12))
@@ -78,7 +76,7 @@ def test_similarity_is_that_of_sets(sets):
         "shingles": sets,
         "minhash": hashes.tolist(),  # one band for all, so every pair is a candidate
     }
-    near = find_near([pa.table(columns, FINGERPRINTS)], [np.arange(len(sets))], 0.5)
+    near, similarity, _ = find_near([pa.table(columns, FINGERPRINTS)], [np.arange(len(sets))], 0.5)
     due = {
         (i, j): len(set(sets[i]) & set(sets[j])) / len(set(sets[i]) | set(sets[j]))
         for j in range(len(sets))
@@ -86,8 +84,8 @@ def test_similarity_is_that_of_sets(sets):
         if sets[i] and sets[j]
     }
     due = {pair: share for pair, share in due.items() if share >= 0.5}
-    found = zip(near.first.tolist(), near.second.tolist(), near.similarity.tolist(), strict=True)
-    assert {(i, j): share for i, j, share in found} == due
+    found = zip(map(tuple, near.tolist()), similarity.tolist(), strict=True)
+    assert dict(found) == due
 
 
 def test_a_row_falls_only_for_one_that_stays():
@@ -100,17 +98,17 @@ def test_other_answers_to_a_long_text_are_no_duplicates_but_share_a_side(tmp_pat
     rows = [
         {"instruction": f"{long} {n}", "output": o} for n, o in enumerate(["Yes it is.", "Never."])
     ]
-    near = near_of(conversations(tmp_path, rows), DedupConfig(near="drop"))
-    assert near.similarity[0] > 0.9
-    assert near.answers.tolist() == [0.0]
+    _, similarity, answers = near_of(conversations(tmp_path, rows), DedupConfig(near="drop"))
+    assert similarity[0] > 0.9
+    assert answers.tolist() == [0.0]
 
 
 def test_ideographs_are_words(tmp_path):
     asked, said = "请告诉我北京今天的天气怎么样", "北京今天晴朗气温二十度适合出门散步"
     rows = [{"instruction": f"{asked}{end}谢谢", "output": said} for end in "呢啊"]
     rows.append({"instruction": "写一首关于春天的诗", "output": "春眠不觉晓处处闻啼鸟"})
-    near = near_of(conversations(tmp_path, rows), DedupConfig(near="drop"))
-    assert list(zip(near.first.tolist(), near.second.tolist(), strict=True)) == [(0, 1)]
+    near, _, _ = near_of(conversations(tmp_path, rows), DedupConfig(near="drop"))
+    assert near.tolist() == [[0, 1]]
 
 
 def test_without_the_add_on_a_run_fails_before_any_work(monkeypatch):

@@ -17,7 +17,6 @@ from botocore import loaders
 from packhouse.addons.gc import collect_garbage
 from packhouse.errors import IntegrityError, VersionNotFoundError
 from packhouse.store import (
-    ObjectStore,
     local_folder,
     open_store,
     open_version,
@@ -26,6 +25,7 @@ from packhouse.store import (
     verify_version,
 )
 from packhouse.store.conditional_writes import require_guarded
+from packhouse.store.object_store import ObjectStore
 from tests.store.versions import FACTS, pack_file, pack_table
 
 # Reading botocore's models would take each child 0.4 s, and importing pandas, as pyarrow does for

@@ -37,8 +37,7 @@ from packhouse.run.step_cache import (
     open_mirror,
     touch_last_run,
 )
-from packhouse.run.steps import ALL_LIBRARIES, ENGINE_VERSIONS
-from packhouse.run.steps.publish import configuration_of
+from packhouse.run.steps.publish import ALL_LIBRARIES, ENGINE_VERSIONS, configuration_of
 from packhouse.store import OpenVersion, load_ref, open_store, open_version, set_ref
 from packhouse.store.manifest import changed_manifest
 from packhouse.store.schema_drift import (

@@ -5,8 +5,6 @@ the whole dataset in pack and split, and one file of the output in files.
 """
 
 from packhouse.run.step import AnyStep
-from packhouse.run.steps.publish import ALL_LIBRARIES, ENGINE_VERSIONS, PUBLISH, STEPS_BEFORE
-
-__all__ = ["ALL_LIBRARIES", "ENGINE_VERSIONS", "STEPS"]
+from packhouse.run.steps.publish import PUBLISH, STEPS_BEFORE
 
 STEPS: tuple[AnyStep, ...] = (*STEPS_BEFORE, PUBLISH)

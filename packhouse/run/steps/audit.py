@@ -15,14 +15,8 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from packhouse import auditing
+from packhouse.auditing import shard_audit
 from packhouse.auditing.inference_prompts import check_prompts, combine_inference, has_prompts
-from packhouse.auditing.shard_audit import (
-    audit_records,
-    audit_shard,
-    combine,
-    combine_checks,
-    run_check,
-)
 from packhouse.auditing.token_checks import read_sides
 from packhouse.recipe import Recipe
 from packhouse.records.preference_pairs import REJECTED
@@ -79,10 +73,9 @@ def checks_of(recipe: Recipe) -> dict[str, object]:
     return checks | ({"quality": True, **_language_key(quality.languages)} if quality else {})
 
 
-def _language_key(languages: Sequence[str]) -> dict[str, object]:
+def _language_key(languages: Sequence[str]) -> dict[str, Any]:
     """Return the JSON of the language counter for keys; empty if languages are not counted."""
-    key: dict[str, object] = function_of_addon("language_key")(languages) if languages else {}
-    return key
+    return function_of_addon("language_key")(languages) if languages else {}
 
 
 def jobs(
@@ -94,25 +87,16 @@ def jobs(
 ) -> Iterator[Job[AuditParameters]]:
     """Yield the jobs that audit shards and all records."""
     for validated, formatted, tokenized in zip(validate, format_, tokenize, strict=True):
-        yield AUDIT.job(
-            AuditParameters(of="shard", label_names=validated.parameters.source.label_names),
-            inputs=[tokenized.ref],
-            also_reads=[validated.ref, formatted.ref],
-            label=tokenized.label,
-            size=validated.size,
-        )
+        others, label, size = [validated.ref, formatted.ref], tokenized.label, validated.size
+        audit = partial(AUDIT.job, inputs=[tokenized.ref], also_reads=others, size=size)
+        names = validated.parameters.source.label_names
+        yield audit(AuditParameters(of="shard", label_names=names), label=label)
         is_given = validated.parameters.shard.row_format == "tokenized"
         if has_prompts(recipe.format) and not is_given:
-            yield AUDIT.job(
-                AuditParameters(of="inference", date=formatted.parameters.date),
-                inputs=[tokenized.ref],
-                also_reads=[validated.ref, formatted.ref],
-                label=f"prompts of {tokenized.label}",
-                size=validated.size,
-            )
+            date = formatted.parameters.date
+            yield audit(AuditParameters(of="inference", date=date), label=f"prompts of {label}")
     config = recipe.audit
-    quality = config.quality
-    if quality:
+    if quality := config.quality:
         parameters = AuditParameters(of="quality", languages=quality.languages)
         for job in validate:
             yield AUDIT.job(parameters, [job.ref], label=f"quality of {job.label}", size=job.size)
@@ -128,14 +112,11 @@ def compute(work: JobContext[AuditParameters], folder: Path) -> AuditFacts:
     found: dict[str, Any]
     match parameters.of:
         case "shard" if "tokens.arrow" in work.input(VALIDATE).files:  # the rows came with ids
-            found = function_of_addon("audit_given")(
-                read_table(work.input(TOKENIZE).path("tokenized.arrow")),
-                work.recipe,
-                work.load_tokenizer(),
-                work.workspace.tokenizers,
-            )
+            tokens = read_table(work.input(TOKENIZE).path("tokenized.arrow"))
+            given = work.recipe, work.load_tokenizer(), work.workspace.tokenizers
+            found = function_of_addon("audit_given")(tokens, *given)
         case "shard":
-            found = audit_shard(
+            found = shard_audit.audit_shard(
                 read_sides(*_rendered_files(work), _rejected_files(work)),
                 work.load_tokenizer(),
                 work.recipe.format,
@@ -163,13 +144,11 @@ def compute(work: JobContext[AuditParameters], folder: Path) -> AuditFacts:
         case "check":
             assert parameters.check is not None
             rows = read_table(work.input(VALIDATE).path("validated.arrow"))
-            found = run_check(find_plugin("checks", parameters.check), rows)
+            found = shard_audit.run_check(find_plugin("checks", parameters.check), rows)
         case "records":
             packed, policy = work.input(PACK), work.recipe.dedup.near
-            found = audit_records(
-                lambda columns: read_records(packed, work.workspace, columns=columns),
-                packed.facts.rows_in,
-            )
+            read, num_rows = partial(read_records, packed, work.workspace), packed.facts.rows_in
+            found = shard_audit.audit_records(lambda names: read(columns=names), num_rows)
             if policy != "ignore":
                 assert packed.facts.dedup is not None
                 near = packed.facts.dedup.near
@@ -224,7 +203,7 @@ def combine_audits(work: JobContext[Any]) -> dict[str, object]:
     for receipt in work.inputs(AUDIT):
         found[receipt.facts.of].append(receipt.facts.found)
     shards = zip(work.inputs(VALIDATE), work.inputs(TOKENIZE), found["shard"], strict=True)
-    combined = combine(
+    combined = shard_audit.combine(
         [(old.facts.origin.source, audited, new.facts.notes) for old, new, audited in shards]
     )
     packs: Counter[str] = Counter()
@@ -251,5 +230,5 @@ def combine_audits(work: JobContext[Any]) -> dict[str, object]:
             list(zip(named, found["quality"], strict=True)), quality.languages
         )
     if found["check"]:
-        combined["checks"] = combine_checks(found["check"])
+        combined["checks"] = shard_audit.combine_checks(found["check"])
     return combined

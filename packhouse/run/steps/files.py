@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import orjson
 import pyarrow as pa
@@ -33,14 +33,7 @@ from packhouse.registry import function_of_addon
 from packhouse.run.packs_and_records import read_packs, read_placed
 from packhouse.run.step import AnyJob, Job, JobContext, Step
 from packhouse.run.steps.format import FORMAT
-from packhouse.run.steps.pack import (
-    PACK,
-    SIDES,
-    PackFacts,
-    PackParameters,
-    PlannedSide,
-    Side,
-)
+from packhouse.run.steps.pack import PACK, SIDES, PackFacts, PackParameters, PlannedSide, Side
 from packhouse.run.steps.tokenize import TOKENIZE
 from packhouse.run.steps.validate import QUARANTINE, VALIDATE, ValidateParameters, may_drop
 from packhouse.store.commit import LocalFile
@@ -93,14 +86,14 @@ class DataParameters:
     def to_json(self) -> dict[str, object]:
         """Return the JSON that goes into the key; `cut` already reflects `max_file_mb`."""
         settings = set(FILE_SETTINGS) - {"max_file_mb"}
-        key = {
+        return {
             "of": "data",
             "cut": {name: value for name, value in asdict(self.cut).items() if value is not None},
             "publish": self.publish.model_dump(mode="json", include=settings),
             "with_label": self.with_label,
             "with_weights": self.with_weights,
+            **({"of_preferences": True} if self.of_preferences else {}),
         }
-        return key | ({"of_preferences": True} if self.of_preferences else {})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -219,14 +212,9 @@ def jobs(
         files.append(FILES.job(parameters, inputs=data, label=f"export {export.format}"))
     for number, first in enumerate(range(0, packed.rows_in, _RECORDS_PER_FILE)):
         last = min(first + _RECORDS_PER_FILE, packed.rows_in)
-        files.append(
-            FILES.job(
-                RecordsParameters(number=number, first=first, last=last),
-                inputs=[pack.ref],
-                label=f"records file {number}",
-                size=64 * (last - first),
-            )
-        )
+        records = RecordsParameters(number=number, first=first, last=last)
+        label, size = f"records file {number}", 64 * (last - first)
+        files.append(FILES.job(records, inputs=[pack.ref], label=label, size=size))
     files.append(_left_out("quarantine", tokenize, [*validate, *format_, *tokenize]))
     if any(may_drop(job.parameters) for job in validate):
         files.append(_left_out("dropped", validate, validate))
@@ -334,9 +322,8 @@ def compute(work: JobContext[FilesParameters], folder: Path) -> FilesFacts:
         case DataParameters() as parameters:
             return _write_packs(work, parameters, folder)
         case ExportParameters() as parameters:
-            export = function_of_addon("write_published_export")
-            written: FilesFacts = export(work, parameters, folder)
-            return written
+            write = function_of_addon("write_published_export")
+            return cast("FilesFacts", write(work, parameters, folder))
         case RecordsParameters(number=number, first=first, last=last):
             name, rows = f"records-{number:05d}.parquet", last - first
             batches = read_placed(work.input(PACK), work.workspace, (first, last), _ROWS_PER_GROUP)
@@ -366,9 +353,8 @@ def _write_packs(
     is_control, is_blank = pipeline.is_control, blank_tokens(pipeline)
 
     def audited() -> Iterator[pa.RecordBatch]:
-        packed, rows = work.input(PACK), (cut.first, cut.last)
-        of_file = (work.workspace, work.recipe, cut.split, rows, cut.rows_per_group, tally)
-        for batch in read_packs(packed, *of_file):
+        packs = cut.first, cut.last
+        for batch in read_packs(work, cut.split, packs, cut.rows_per_group, tally):
             advance(batch.num_rows / (cut.last - cut.first))
             counts.update(audit_packs(batch, is_control, is_blank))
             yield batch
@@ -449,9 +435,7 @@ def _flat(column: pa.Array) -> Iterator[bytes]:
     elif pa.types.is_string(column.type):
         # Record ids are hex digits, so none contains the separator.
         yield "\x00".join(column.to_pylist()).encode()
-    elif pa.types.is_floating(column.type):
-        yield column.to_numpy(zero_copy_only=False).data  # loss weights, never null
-    else:
+    else:  # loss weights are never null
         column = column.fill_null(-(2**31)) if column.null_count else column
         yield column.to_numpy(zero_copy_only=False).data
 

@@ -27,12 +27,7 @@ from packhouse.records.record_ids import num_rows, rewrites
 from packhouse.records.table_schemas import REFUSED, read_table, write_table
 from packhouse.registry import function_of_addon
 from packhouse.render.jinja_sandbox import pinned_date
-from packhouse.render.renderer import (
-    cuts_windows,
-    max_record_tokens,
-    render_shard,
-    run_template,
-)
+from packhouse.render.renderer import cuts_windows, max_record_tokens, render_shard, run_template
 from packhouse.run.step import AnyJob, Job, JobContext, Step
 from packhouse.run.step_cache import Receipt
 from packhouse.run.steps.validate import (
@@ -139,12 +134,10 @@ def job(
         # Rewritten conversations are in `examples.arrow` of format, so its key must decide;
         # otherwise validate's key does, and fingerprints are shared by all templates.
         is_rewritten = cuts_windows(recipe) or rewrites(recipe.format)
-        refs = [made.ref, validated.ref] if is_rewritten else [validated.ref, made.ref]
-        fingerprints = FingerprintParameters(dedup=recipe.dedup)
+        decides, read = (made, validated) if is_rewritten else (validated, made)
+        prints, label = FingerprintParameters(dedup=recipe.dedup), validated.label
         side_jobs.append(
-            FINGERPRINTS.job(
-                fingerprints, inputs=refs[:1], also_reads=refs[1:], label=validated.label
-            )
+            FINGERPRINTS.job(prints, [decides.ref], also_reads=[read.ref], label=label)
         )
     if benchmarks:
         search = function_of_addon("benchmark_job")
@@ -185,9 +178,8 @@ def compute(work: JobContext[FormatParameters], folder: Path) -> ShardCounts:
     path = validated.path("validated.arrow")
     rows_in = validated.facts.rows_out
     if parameters.shard.row_format == "tokenized":  # the rows came with ids, so no template is used
-        write_table(
-            folder / "formatted.arrow", function_of_addon("text_of_given")(read_table(path))
-        )
+        texts = function_of_addon("text_of_given")(read_table(path))
+        write_table(folder / "formatted.arrow", texts)
         return ShardCounts(rows_in=rows_in, rows_out=rows_in, notes={})
     tokenizers = work.workspace.tokenizers
     call = partial(render_shard, path, recipe, parameters.label_names, tokenizers, folder)
@@ -232,10 +224,7 @@ FORMAT = Step(
 
 
 def conversations(
-    validated: Receipt[ValidateFacts],
-    formatted: Receipt[ShardCounts],
-    *,
-    whole_pairs: bool = False,
+    validated: Receipt[ValidateFacts], formatted: Receipt[ShardCounts], *, whole_pairs: bool = False
 ) -> pa.Table:
     """Return the conversations that a shard's texts were rendered from.
 

@@ -59,13 +59,10 @@ from packhouse.run.steps.tokenize import TOKENIZE, TokenizeParameters
 from packhouse.run.steps.validate import VALIDATE, ValidateParameters
 from packhouse.system.plugins import plugin_key
 
+_field = partial(pa.field, nullable=False)
 # The shards in order: key of the tokenize step, number of the first record, number of records.
 PLACES = pa.schema(
-    [
-        pa.field("key", pa.string(), nullable=False),
-        pa.field("first", pa.int64(), nullable=False),
-        pa.field("num_records", pa.int64(), nullable=False),
-    ]
+    [_field("key", pa.string()), _field("first", pa.int64()), _field("num_records", pa.int64())]
 )
 
 Side = Literal["train", "eval"]
@@ -74,13 +71,9 @@ SIDES: tuple[Side, ...] = ("train", "eval")
 # The sequences in the packs of a side, in order: tokens [start, end) of a record, numbered across
 # all shards. `OFFSETS` holds the first sequence of each pack.
 SEQUENCES = pa.schema(
-    [
-        pa.field("record", pa.int64(), nullable=False),
-        pa.field("start", pa.int32(), nullable=False),
-        pa.field("end", pa.int32(), nullable=False),
-    ]
+    [_field("record", pa.int64()), _field("start", pa.int32()), _field("end", pa.int32())]
 )
-OFFSETS = pa.schema([pa.field("offset", pa.int64(), nullable=False)])
+OFFSETS = pa.schema([_field("offset", pa.int64())])
 
 _KEPT, _CONTAMINATED = REASONS.index("kept"), REASONS.index("contaminated")
 # Sequences or records per written batch.
@@ -567,18 +560,15 @@ def _divide(selection: Selection, recipe: Recipe) -> tuple[Bools, SplitCounts | 
     is_packed = selection.times > 0
     is_joined = np.zeros(len(is_packed), np.bool_)
     if selection.group_keys is not None:
-        is_joined = np.asarray(
-            pc.not_equal(selection.column("group_key"), selection.group_keys), np.bool_
-        )
+        is_joined[:] = pc.not_equal(selection.column("group_key"), selection.group_keys)
     num_rows, num_eval, num_only, num_joined = (
         len(np.unique(row[mask & is_packed])) for mask in (is_packed, is_eval, only, is_joined)
     )
     asked = config.eval_count
     if asked is None:
         asked = round(config.eval_fraction * (num_rows - num_only))
-    return is_eval, SplitCounts(
-        rows=num_rows, eval=num_eval, asked=num_only + asked, joined=num_joined
-    )
+    asked += num_only
+    return is_eval, SplitCounts(rows=num_rows, eval=num_eval, asked=asked, joined=num_joined)
 
 
 def _plan(
@@ -622,12 +612,8 @@ def _sequences(plan: PackPlan, rows: IndexArray, lengths: Int32s) -> Iterator[pa
         order = plan.order[block]
         starts = np.zeros(len(order), np.int32) if plan.starts is None else plan.starts[block]
         ends = lengths[order] if plan.ends is None else plan.ends[block]
-        columns = [
-            pa.array(rows[order], pa.int64()),
-            pa.array(starts, pa.int32()),
-            pa.array(ends, pa.int32()),
-        ]
-        yield pa.RecordBatch.from_arrays(columns, schema=SEQUENCES)
+        columns = map(pa.array, (rows[order], starts, ends), SEQUENCES.types)
+        yield pa.RecordBatch.from_arrays(list(columns), schema=SEQUENCES)
 
 
 def _outcomes(selection: Selection, is_eval: Bools) -> Iterator[pa.RecordBatch]:

@@ -31,16 +31,10 @@ from packhouse.run.steps.format import FORMAT
 from packhouse.run.steps.pack import PACK, SIDES, Side, SplitCounts, mix_of
 from packhouse.run.steps.tokenize import TOKENIZE
 from packhouse.run.steps.validate import VALIDATE, render_counts
-from packhouse.store import (
-    LocalFile,
-    load_ref,
-    open_store,
-    open_version,
-    publish_version,
-)
+from packhouse.store import LocalFile, load_ref, open_store, open_version, publish_version
 from packhouse.store.manifest import SideCounts, TokenizerFacts, read_audit
 from packhouse.store.schema_drift import ref_gates, schema_gate
-from packhouse.system.fingerprint import digest, library_versions
+from packhouse.system.fingerprint import canonical_json, digest, library_versions
 from packhouse.tokenize.tokenizer_loading import check_unchanged, fingerprinted_bytes
 
 STEPS_BEFORE: tuple[AnyStep, ...] = (VALIDATE, FORMAT, TOKENIZE, PACK, SPLIT, AUDIT, FILES)
@@ -141,9 +135,8 @@ def job(
 
     Its key is final, so the version id is known before any work is done.
     """
-    parameters = PublishParameters(
-        dataset=recipe.dataset, publish=recipe.publish, benchmarks=benchmarks
-    )
+    name, publish = recipe.dataset, recipe.publish
+    parameters = PublishParameters(dataset=name, publish=publish, benchmarks=benchmarks)
     return PUBLISH.job(parameters, inputs=[split.ref])
 
 
@@ -157,10 +150,8 @@ def compute(work: JobContext[PublishParameters], folder: Path) -> PublishFacts:
     validated, tokenized = work.inputs(VALIDATE), work.inputs(TOKENIZE)
     receipts = [*validated, *work.inputs(FORMAT), *tokenized, packed, split]
     data = [each.facts for each in work.inputs(FILES) if each.facts.content is not None]
-    encoders: list[dict[str, object]] = []
-    for receipt in tokenized:
-        if receipt.facts.encoder not in encoders:
-            encoders.append(receipt.facts.encoder)
+    # By their JSON, because a dict cannot be a key.
+    encoders = {canonical_json(r.facts.encoder): r.facts.encoder for r in tokenized}
     tallies: dict[str, Counter[str]] = {side: Counter() for side in SIDES}
     for written in data:
         assert written.tally is not None
@@ -180,7 +171,7 @@ def compute(work: JobContext[PublishParameters], folder: Path) -> PublishFacts:
         split=packed.facts.split,
         sources=tuple(receipt.facts.lineage() for receipt in validated),
         tokenizer=tokenized[0].facts.tokenizer,
-        encoders=tuple(encoders),
+        encoders=tuple(encoders.values()),
         audit=combine_audits(work),
     )
     # Made here rather than in `commit`, so that an unchanged run does not draw it again.
@@ -220,6 +211,7 @@ def commit(
     store = open_store(config.store)
     # Current ref if it must stay where it is; None if it may move or does not exist yet.
     at = None if config.move_ref else load_ref(store, recipe.dataset, config.ref)
+    read = partial(_tokenizer_bytes, recipe.tokenizer, facts.tokenizer.fingerprint)
     try:
         published = publish_version(
             store,
@@ -229,9 +221,7 @@ def commit(
             _manifest_facts(facts, recipe),
             ref=None if at else config.ref,
             limits=config,
-            tokenizer=partial(_tokenizer_bytes, recipe.tokenizer, facts.tokenizer.fingerprint)
-            if config.keep_tokenizer
-            else None,
+            tokenizer=read if config.keep_tokenizer else None,
             by=work.workspace.moved_by,
         )
     except PackhouseError as error:
@@ -246,13 +236,11 @@ def commit(
         cached=receipt.cached and not published.created,
         facts=Published(
             **{each.name: getattr(facts, each.name) for each in fields(PublishFacts)},
-            version=published.version,
+            **{name: getattr(published, name) for name in ("version", "created", "held_back")},
             manifest_id=opened.manifest.manifest_id,
-            created=published.created,
             ref=config.ref,
             ref_version=ref.version if (ref := at or published.ref) else None,
             ref_before=at.version if at else published.ref_before,
-            held_back=published.held_back,
             is_ref_left=at is not None and at.version != published.version,
             gates=(*audited, *ref_gates(config, config.ref, published.change)),
             mirrors={
@@ -278,12 +266,9 @@ def _manifest_facts(facts: PublishFacts, recipe: Recipe) -> dict[str, object]:
         counts["split"] = asdict(facts.split)
     tokenizer = asdict(facts.tokenizer)
     tokenizer["class"] = tokenizer.pop("class_name")
-    sql = {
-        name
-        for source in recipe.sources
-        if source.is_reshaped
-        for name in function_of_addon("expression_libraries")(source)
-    }
+    sql: set[str] = set()
+    for source in filter(lambda source: source.is_reshaped, recipe.sources):
+        sql.update(function_of_addon("expression_libraries")(source))
     # The name is not part of the version: the same tokenizer files from a folder give the same one.
     name = {"tokenizer": recipe.tokenizer} if HUB_NAME.fullmatch(recipe.tokenizer) else {}
     limits = recipe.audit.model_dump(

@@ -86,11 +86,7 @@ def compute(work: JobContext[TokenizeParameters], folder: Path) -> TokenizeFacts
         tokens_out=pc.sum(table["num_tokens"]).as_py() or 0,
         trained_tokens=pc.sum(table["num_trained"]).as_py() or 0,
         encoder=reply["encoder"],
-        tokenizer=TokenizerFacts(
-            fingerprint=reply["tokenizer"]["fingerprint"],
-            class_name=reply["tokenizer"]["class"],
-            vocab_size=reply["tokenizer"]["vocab_size"],
-        ),
+        tokenizer=TokenizerFacts(**reply["tokenizer"]),
     )
 
 

@@ -131,13 +131,11 @@ class ValidateFacts(ShardCounts):
     def lineage(self) -> dict[str, object]:
         """Return the shard's entry for the manifest."""
         facts = {**asdict(self.origin), "rows": self.rows_in}
-        if self.dropped:
-            facts["dropped"] = dict(self.dropped)
-        if self.filtered:
-            facts["filtered"] = dict(self.filtered)
         if not self.origin.is_tokenized:  # only manifests of tokenized sources have this key
             del facts["is_tokenized"]
-        return facts | ({"unused_fields": self.extra_fields} if self.extra_fields else {})
+        counts = {"dropped": self.dropped, "filtered": self.filtered}
+        counts["unused_fields"] = self.extra_fields
+        return facts | {name: dict(each) for name, each in counts.items() if each}
 
 
 def jobs(recipe: Recipe, tokenizer: str) -> Iterator[Job[ValidateParameters]]:
@@ -225,8 +223,7 @@ def check_all_text_is_read(
     """
     shards = []
     for job, receipt in zip(jobs, receipts, strict=True):
-        facts = receipt.facts
-        assert isinstance(facts, ValidateFacts)
+        facts: ValidateFacts = receipt.facts
         rows = facts.rows_in - facts.num_bad_rows - sum(facts.dropped.values())
         source, shard = job.parameters.source, job.parameters.shard
         shards.append(TextOfShard(source, shard, rows, facts.unread_text))
@@ -278,14 +275,14 @@ def compute(work: JobContext[ValidateParameters], folder: Path) -> ValidateFacts
     parameters = work.parameters
     rows = read_shard(parameters.shard, parameters.source, parameters.rules, parameters.group_by)
     if parameters.tokenizer is not None:
-        read_given = function_of_addon("read_given")
-        token_rows = read_given(rows.validated, work.load_tokenizer())
+        token_rows = function_of_addon("read_given")(rows.validated, work.load_tokenizer())
         bad = pa.concat_tables([rows.quarantined, token_rows.quarantined]).sort_by("row")
         rows = replace(rows, validated=token_rows.conversations, quarantined=bad)
         write_table(folder / "tokens.arrow", token_rows.tokenized)
         check_unchanged(work.recipe.tokenizer, parameters.tokenizer)
     rows.write(folder)
     by_expression = Counter(rows.dropped["detail"].to_pylist())
+    filters = parameters.source.filters
     return ValidateFacts(
         # Count what was read, not what came out, so that the ledger can compare both.
         rows_in=rows.num_records,
@@ -296,11 +293,7 @@ def compute(work: JobContext[ValidateParameters], folder: Path) -> ValidateFacts
         notes=dict(sorted(rows.notes.items())),
         extra_fields=rows.extra_fields,
         unread_text=rows.unread_text,
-        filtered={
-            text: by_expression[text] for text in parameters.source.filters if by_expression[text]
-        }
-        if len(parameters.source.filters) > 1
-        else {},
+        filtered={n: by_expression[n] for n in filters if by_expression[n] and len(filters) > 1},
         origin=Origin(
             file=parameters.shard.file,
             row_start=parameters.shard.row_start,
@@ -312,10 +305,7 @@ def compute(work: JobContext[ValidateParameters], folder: Path) -> ValidateFacts
 
 
 def write_quarantined(
-    work: JobContext[Any],
-    folder: Path,
-    rows: pa.Table,
-    before: Sequence[Receipt[ShardCounts]] = (),
+    work: JobContext[Any], folder: Path, rows: pa.Table, before: Sequence[Receipt[ShardCounts]] = ()
 ) -> dict[str, Any]:
     """Write bad rows, if any, with their original bytes, and count them.
 
@@ -351,14 +341,10 @@ def write_with_reasons(path: Path, rows: pa.Table) -> dict[str, int]:
 
 def _moved(facts: ValidateFacts, move: Move) -> ValidateFacts:
     """Change the row numbers in facts; see `packhouse.run.moved_shards`."""
-    unread = {
-        name: replace(
-            each,
-            row=each.row + move.rows,
-            byte_offset=None if each.byte_offset is None else each.byte_offset + move.num_bytes,
-        )
-        for name, each in facts.unread_text.items()
-    }
+    unread = {}
+    for name, each in facts.unread_text.items():
+        offset = None if each.byte_offset is None else each.byte_offset + move.num_bytes
+        unread[name] = replace(each, row=each.row + move.rows, byte_offset=offset)
     origin = replace(facts.origin, row_start=facts.origin.row_start + move.rows)
     return replace(facts, unread_text=unread, origin=origin)
 

@@ -10,6 +10,7 @@ from packhouse.read.chat_messages import (
     Conversation,
     Turn,
     kind_of,
+    optional_text,
     read_messages,
     read_tools,
     rename_messages,
@@ -24,7 +25,6 @@ from packhouse.read.row_formats import (
     RowFormat,
     aliases,
     check_present,
-    optional_text,
 )
 from packhouse.recipe import SourceConfig
 from packhouse.system.plugins import BadRowError
@@ -53,7 +53,7 @@ class Messages(RowFormat):
     def read(self, row: Row, names: Names, config: SourceConfig) -> list[Conversation]:
         """Read the messages, after the row's system prompt."""
         check_present(row, self.required, names, config)
-        system = optional_text(row, names, "system")
+        system = optional_text(row, names.get("system"))
         messages = row[names[next(iter(self.required))]]
         if config.roles or not {"role", "content"}.isdisjoint(config.fields):
             messages = rename_messages(messages, self.speaker, config.fields, config.roles)
@@ -99,7 +99,7 @@ class Transcript(RowFormat):
         text = row[names["transcript"]]
         if not isinstance(text, str):
             raise BadRowError("type", f"{names['transcript']} is {kind_of(text)}, not text")
-        system = optional_text(row, names, "system")
+        system = optional_text(row, names.get("system"))
         turns = [("system", system)] if system else []
         return [Conversation([text_turn(*turn) for turn in turns + read_transcript(text)])]
 
@@ -271,7 +271,7 @@ def _whole(row: Row, names: Names, side: str, prompt: Conversation) -> Conversat
             detail = f"{name} is a conversation whose prompt differs from the row's prompt"
             raise BadRowError("prompt_differs", detail)
         turns = [*before, *turns]
-    system = optional_text(row, names, "system")
+    system = optional_text(row, names.get("system"))
     if system and turns[:1] != [text_turn("system", system)]:
         turns.insert(0, text_turn("system", system))
     tools = read_tools(row.get(names.get("tools"))) or prompt.tools

@@ -23,6 +23,7 @@ import pyarrow.ipc
 import pyarrow.parquet as pq
 
 from packhouse.errors import SourceError
+from packhouse.read.file_formats import file_error
 from packhouse.read.json_parsing import Records, Rows
 from packhouse.read.source_files import file_errors, open_file
 from packhouse.registry import DECODERS, decoder
@@ -63,6 +64,12 @@ _ROW_BYTES = 256  # Python objects of a row, even of an empty one
 _MAX_DEPTH = 32
 _BATCH_ROWS = 1024
 _NAMES = dict(zip(TABULAR, ("Parquet", "Arrow", "XLSX", "SQLite", "DuckDB"), strict=True))
+
+
+def too_many_columns(number: int) -> str:
+    """Return the message for a file with more than `MAX_COLUMNS` columns."""
+    fix = "Remove the columns that are not needed"
+    return f"has {number:,} columns; at most {MAX_COLUMNS:,} can be read. {fix}"
 
 
 def parse_tables(
@@ -179,7 +186,7 @@ def _damage(uri: str, file_format: str) -> Iterator[None]:
         raise
     except (pa.ArrowException, OSError, RecursionError) as damage:
         what = f"damaged {_NAMES.get(file_format, file_format)}: {first_line(damage, 500)}"
-        raise SourceError(f"source file '{uri}' is {what}", uri=uri) from None
+        raise file_error(uri, f" is {what}") from None
 
 
 class _Decoder:
@@ -211,10 +218,7 @@ class _Decoder:
             self.schema = self.reader.schema
             num_columns = len(self.schema)
         if num_columns > MAX_COLUMNS:
-            raise self.refusal(
-                f"the file has {num_columns:,} columns; at most {MAX_COLUMNS:,} can be read. "
-                "Remove the columns that are not needed"
-            )
+            raise self.refusal(f"the file {too_many_columns(num_columns)}")
         fields = [field.with_type(self.plain(field.type, field.name)) for field in self.schema]
         self.plain_schema = pa.schema(fields)
 
@@ -223,7 +227,7 @@ class _Decoder:
         return f"{'row group' if self.is_parquet else 'record batch'} {self.group}"
 
     def refusal(self, why: str) -> SourceError:
-        return SourceError(f"source file '{self.uri}', {self.place}: {why}", uri=self.uri)
+        return file_error(self.uri, f", {self.place}: {why}")
 
     def plain(self, kind: pa.DataType, column: str, depth: int = 0) -> pa.DataType:
         """Return the type without dictionaries, views and runs, so that rows share no values."""

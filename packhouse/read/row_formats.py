@@ -64,6 +64,7 @@ from packhouse.read.chat_messages import (
     read_tools,
     speaker_key,
 )
+from packhouse.read.file_formats import file_error
 from packhouse.read.json_parsing import Ints, Records, Rows, unwrapped
 from packhouse.recipe import SourceConfig
 from packhouse.recipe.sections import DETECTED, ROW_FORMATS, check_arguments
@@ -245,18 +246,6 @@ def check_present(row: Row, fields: Iterable[str], names: Names, config: SourceC
                 select = json.dumps(config.fields)
                 fix = f". To read a part of an object, use `select` in place of `fields`: {select}"
             raise BadRowError("fields", f"no field {wanted!r}; the row has {has}{fix}")
-
-
-def optional_text(row: Row, names: Names, ours: str) -> str | None:
-    """Return the text of a row's field, None without it.
-
-    Raises:
-        BadRowError: the value is not text.
-    """
-    value = row.get(names.get(ours))
-    if not isinstance(value, str | None):
-        raise BadRowError("type", f"{names[ours]} is {kind_of(value)}, not text")
-    return value
 
 
 def class_index(label: object, classes: list[str] | None) -> int:
@@ -449,9 +438,6 @@ def row_format_called(name: str) -> RowFormat:
     return PluginRows(required={}, plugin=plugin, function=plugin.load())
 
 
-_OF_MESSAGES = {"role", "content"}
-
-
 def check_fields(config: SourceConfig) -> None:
     """Refuse keys of `fields` that no format has.
 
@@ -463,7 +449,7 @@ def check_fields(config: SourceConfig) -> None:
     is_any = config.format in DETECTED
     formats = row_formats().values() if is_any else [row_formats()[config.format]]
     known = {name for each in formats for name in (*each.required, *each.optional)}
-    known |= {*_OF_MESSAGES, *OPTIONS}
+    known |= {"role", "content", *OPTIONS}  # the first two are of messages
     for name in config.fields:
         if name not in known:
             named = "" if is_any else f" of format `{config.format}`"
@@ -540,11 +526,7 @@ def _where_rows_are(row: object, *, is_alone: bool) -> str:
 
 
 def check_same_format(
-    rows: Rows,
-    name_of: Callable[[int], str],
-    row_format: str,
-    renamed: Mapping[str, str],
-    uri: str,
+    rows: Rows, name_of: Callable[[int], str], row_format: str, renamed: Mapping[str, str], uri: str
 ) -> None:
     """Refuse a file with rows of a second known format; rows of no known format are just bad.
 
@@ -578,12 +560,12 @@ def check_same_format(
         found = row_format_of(row, renamed)
         if found not in (row_format, None):
             own = ", ".join(repr(renamed.get(n, n)) for n in row_formats()[row_format].required)
-            raise SourceError(
-                f"source file '{uri}' mixes formats: it is {row_format} ({own or 'bare lists'}), "
-                f"and {name_of(index)} has {_keys_of(row)} ({found}). Split the file, set "
-                "`format: mixed` to read each row in its format, or set `format` to one of them "
-                "to quarantine the other rows",
-                uri=uri,
+            raise file_error(
+                uri,
+                f" mixes formats: it is {row_format} ({own or 'bare lists'}), and "
+                f"{name_of(index)} has {_keys_of(row)} ({found}). Split the file, set `format: "
+                "mixed` to read each row in its format, or set `format` to one of them to "
+                "quarantine the other rows",
             )
 
 

@@ -18,16 +18,9 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packhouse.errors import SourceError
 from packhouse.read.compression import name_row
-from packhouse.read.json_parsing import (
-    MAX_BAD_ROWS,
-    Failure,
-    Records,
-    Rows,
-    gc_paused,
-    unwrapped,
-)
+from packhouse.read.file_formats import file_error
+from packhouse.read.json_parsing import MAX_BAD_ROWS, Failure, Records, Rows, gc_paused, unwrapped
 from packhouse.read.row_formats import (
     Adapted,
     RowOptions,
@@ -370,11 +363,11 @@ class _Reader:
     def _check_bad(self, records: Records, number: int) -> None:
         """Refuse a shard with too many bad rows, before they fill memory."""
         if self.num_bad + number > MAX_BAD_ROWS:
-            raise SourceError(
-                f"source file '{self.shard.uri}' has more than {MAX_BAD_ROWS:,} bad rows, counted "
-                f"from row {records.row_start:,}. Check that it is the right file, and that format "
-                "and file_format are right",
-                uri=self.shard.uri,
+            raise file_error(
+                self.shard.uri,
+                f" has more than {MAX_BAD_ROWS:,} bad rows, counted from row "
+                f"{records.row_start:,}. Check that it is the right file, and that format and "
+                "file_format are right",
                 max_bad_rows=MAX_BAD_ROWS,
             )
 

@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 
-from packhouse.read.chat_messages import Conversation, kind_of, text_turn
+from packhouse.read.chat_messages import Conversation, kind_of, optional_text, text_turn
 from packhouse.read.json_parsing import Rows, value_of
 from packhouse.read.row_formats import (
     Adapted,
@@ -17,7 +17,6 @@ from packhouse.read.row_formats import (
     aliases,
     check_present,
     class_index,
-    optional_text,
 )
 from packhouse.recipe import SourceConfig
 from packhouse.records.message_rules import assemble
@@ -50,9 +49,9 @@ class TextFields(RowFormat):
                 if isinstance(value, list) and value and isinstance(value[0], dict):
                     hint = "; use `format: chat` for messages, or join the texts with `select`"
                 raise BadRowError("type", f"{names[ours]} is {kind_of(value)}, not text{hint}")
-        context = optional_text(row, names, self.context) or None
-        reasoning = optional_text(row, names, "reasoning") or None
-        system = optional_text(row, names, "system")
+        context = optional_text(row, names.get(self.context))
+        reasoning = optional_text(row, names.get("reasoning"))
+        system = optional_text(row, names.get("system"))
         turns = [text_turn("system", system)] if system else []
         # Earlier questions and answers, as in LLaMA-Factory's Alpaca files.
         history = row.get(names.get("history"))

@@ -16,7 +16,7 @@ from typing import IO, Any
 from urllib.parse import urlsplit
 
 from packhouse.errors import PackhouseError, SourceError, TransientError
-from packhouse.read.file_formats import FORMATS_BY_ENDING, format_of_name
+from packhouse.read.file_formats import FORMATS_BY_ENDING, file_error, format_of_name
 from packhouse.recipe import SourceConfig
 from packhouse.registry import function_of_addon
 from packhouse.store.object_store import open_filesystem
@@ -154,14 +154,13 @@ def file_errors(uri: str) -> Iterator[None]:
     except PackhouseError:
         raise
     except FileNotFoundError:
-        raise SourceError(
-            f"source file '{uri}' does not exist{near_files(uri) or '. Check the path'}", uri=uri
-        ) from None
+        advice = near_files(uri) or ". Check the path"
+        raise file_error(uri, f" does not exist{advice}") from None
     except PermissionError as error:
         raise SourceError(f"no permission to read source file '{uri}': {error}", uri=uri) from None
     except OSError as error:
         if "://" not in uri:
-            raise SourceError(f"source file '{uri}' cannot be read: {error}", uri=uri) from None
+            raise file_error(uri, f" cannot be read: {error}") from None
         raise TransientError(f"storage failed to return '{uri}': {error}", uri=uri) from None
     except Exception as error:
         # By the name of the package, so that clients need not be imported to be recognised.
@@ -186,20 +185,15 @@ def _check_uri(path: str) -> str:
     if "://" not in path:
         return ""
     parts = urlsplit(path)
+    fix = "Remove them, and set them in the environment (AWS_ACCESS_KEY_ID, HF_TOKEN, ...)"
     if "@" in parts.netloc:
-        host = parts.netloc.rsplit("@", 1)[1]
-        raise SourceError(
-            f"source '{parts.scheme}://***@{host}{parts.path}' contains credentials. Remove them, "
-            "and set them in the environment (AWS_ACCESS_KEY_ID, HF_TOKEN, ...)"
-        )
+        shown = f"{parts.scheme}://***@{parts.netloc.rsplit('@', 1)[1]}{parts.path}"
+        raise SourceError(f"source '{shown}' contains credentials. {fix}")
     # A key of AWS may contain a slash. In `s3://KEY:SEC/RET@bucket` the netloc then ends before the
     # `@`, so the check above misses it, and what follows the colon is not a port.
     host, colon, port = parts.netloc.partition(":")
     if colon and host != "arn" and not re.fullmatch("[0-9]*", port):  # `key:sec/ret@bucket`
-        raise SourceError(
-            f"a {parts.scheme}:// source contains credentials. Remove them, and set them in the "
-            "environment (AWS_ACCESS_KEY_ID, HF_TOKEN, ...)"
-        )
+        raise SourceError(f"a {parts.scheme}:// source contains credentials. {fix}")
     if parts.scheme not in _SCHEMES:
         raise SourceError(
             f"source '{parts.scheme}://{parts.netloc}{parts.path}': scheme '{parts.scheme}' is not "
@@ -446,35 +440,27 @@ def _hub_errors(wanted: HubPath) -> Iterator[None]:
         repo = f"hf://datasets/{wanted.repo}"
         response = getattr(error, "response", None)
         status = 0 if response is None else response.status_code
-        has_token = bool(hub_options()["token"])
+        has_token, is_temporary = bool(hub_options()["token"]), False
         if isinstance(error, errors.GatedRepoError):
-            why = (
-                f"{repo} is gated. Request access on its page, and set HF_TOKEN to a token for "
-                "that account"
-            )
+            why = f"{repo} is gated. Request access on its page, and set HF_TOKEN to a token for "
+            why += "that account"
         elif isinstance(error, errors.RevisionNotFoundError):
             why = f"{repo} has no revision '{wanted.revision}'"
         elif isinstance(error, errors.OfflineModeIsEnabled):
-            why = (
-                "HF_HUB_OFFLINE is set, so only cached files can be read, and only by commit (@ "
-                "and its 40 digits)"
-            )
+            why = "HF_HUB_OFFLINE is set, so only cached files can be read, and only by commit (@ "
+            why += "and its 40 digits)"
         elif (
             isinstance(error, errors.LocalEntryNotFoundError | ConnectionError | TimeoutError)
             or type(error).__module__.split(".")[0] in _HUB_CLIENTS
         ):
-            raise TransientError(
-                f"source '{wanted.uri}': the Hub cannot be reached, and the file is not in the "
-                f"cache ({first_line(error)}). Check the network and HF_ENDPOINT"
-            ) from None
+            is_temporary, why = True, "the Hub cannot be reached, and the file is not in the cache "
+            why += f"({first_line(error)}). Check the network and HF_ENDPOINT"
         elif isinstance(error, errors.EntryNotFoundError):
             why = "the repository has no such file"
         elif not isinstance(error, errors.HfHubHTTPError):
             raise
         elif status == 429 or status >= 500:
-            raise TransientError(
-                f"source '{wanted.uri}': the Hub returned {status}", uri=wanted.uri
-            ) from None
+            is_temporary, why = True, f"the Hub returned {status}"
         elif status in (401, 403) and has_token:
             why = f"HF_TOKEN is invalid or has no access to {repo} ({status})"
         elif status in (401, 403):
@@ -485,4 +471,5 @@ def _hub_errors(wanted: HubPath) -> Iterator[None]:
             why = f"{repo} does not exist{unseen}. Check its name"
         else:
             why = f"the Hub refused the request ({status})"
-        raise SourceError(f"source '{wanted.uri}': {why}", uri=wanted.uri) from None
+        kind = TransientError if is_temporary else SourceError
+        raise kind(f"source '{wanted.uri}': {why}", uri=wanted.uri) from None

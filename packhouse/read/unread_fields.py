@@ -16,8 +16,8 @@ from itertools import islice
 import numpy as np
 import pyarrow as pa
 
-from packhouse.errors import SourceError
 from packhouse.read.chat_messages import IMAGE_PATHS, is_media_part
+from packhouse.read.file_formats import file_error
 from packhouse.read.json_parsing import Records, Rows, value_of
 from packhouse.read.row_formats import Adapted, option_names, row_format_called
 from packhouse.recipe import SourceConfig
@@ -97,13 +97,13 @@ def look_at_extra_fields(
         held = [name for name in extra[tuple(row)] if row[name] not in _NOTHING]
         # Not `== False`: classes are often called 0 and 1.
         if checks_labels and "label" in held and row["label"] is False:
-            raise SourceError(
-                f"source file '{uri}': {name_of(index)} has `label: false`, which marks a bad "
-                f"answer in data for KTO, and format '{row_format}' would train it as a good one. "
-                "Set `where: label` to leave out such rows, or `format: kto` and `pack: {strategy: "
-                "none}` to publish all rows with their labels. If the label means something else, "
-                f"set `format: {row_format}`",
-                uri=uri,
+            raise file_error(
+                uri,
+                f": {name_of(index)} has `label: false`, which marks a bad answer in data for KTO, "
+                f"and format '{row_format}' would train it as a good one. Set `where: label` to "
+                "leave out such rows, or `format: kto` and `pack: {strategy: none}` to publish all "
+                f"rows with their labels. If the label means something else, set `format: "
+                f"{row_format}`",
             )
         counts.update(held)
         for name in held:

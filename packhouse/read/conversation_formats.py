@@ -288,16 +288,13 @@ class Pairs(_Sides):
         """Read both sides; the prompt is a field of the row, or the turns that both begin with."""
         names = self.sides(row, names, config)
         prompt = _prompt(row, names)
-        sides = [_whole(row, names, side, prompt) for side in ("chosen", "rejected")]
-        chosen, rejected = (each.turns for each in sides)
+        sides = {side: _whole(row, names, side, prompt) for side in ("chosen", "rejected")}
+        chosen, rejected = (each.turns for each in sides.values())
         if chosen == rejected:
             raise BadRowError("same_answers", "the chosen and rejected answers are identical")
         same = takewhile(lambda both: both[0] == both[1], zip(chosen, rejected, strict=False))
         num_shared = sum(1 for _ in same)
-        first, second = (
-            _answer_alone(each, num_shared, names[side])
-            for each, side in zip(sides, ("chosen", "rejected"), strict=True)
-        )
+        first, second = (_answer_alone(sides[n], num_shared, names[n]) for n in sides)
         own = second.unread_fields - first.unread_fields  # a row counts a field once
         return [first, second._replace(unread_fields=own)]
 

@@ -266,12 +266,11 @@ def record_ends(
     # precedes it. `_quoted_fields` walks over the quotes one by one and is for all other files.
     if _are_paired(array, quotes, ord(delimiter)):
         is_outside = np.searchsorted(quotes, newlines) % 2 == 0
-        return np.asarray(newlines[is_outside] + 1, np.int64)
-    fields = _quoted_fields(array, quotes, newlines, ord(delimiter), is_whole)
-    starts, ends = np.array(fields, np.int64).reshape(-1, 2).T
-    last = np.searchsorted(starts, newlines) - 1
-    inside = (last >= 0) & (newlines < ends[np.maximum(last, 0)]) if len(starts) else False
-    return newlines[~(inside | np.zeros(len(newlines), np.bool_))] + 1
+    else:
+        fields = _quoted_fields(array, quotes, newlines, ord(delimiter), is_whole)
+        starts, ends = np.array([(-1, -1), *fields], np.int64).T
+        is_outside = newlines >= ends[np.searchsorted(starts, newlines) - 1]
+    return np.asarray(newlines[is_outside] + 1, np.int64)
 
 
 def _are_paired(array: npt.NDArray[np.uint8], quotes: Ints, delimiter: int) -> bool:

@@ -41,6 +41,7 @@ import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
@@ -265,11 +266,9 @@ def class_index(label: object, classes: list[str] | None) -> int:
             known = f"not one of {classes}" if classes else "text, but `label_names` is not set"
             raise BadRowError("label", f"the label {label[:60]!r} is {known}")
         label = int(text)
-    if label < 0 or (classes is not None and label >= len(classes)):
-        last = len(classes) - 1 if classes else "..."
+    last = 2**31 - 1 if classes is None else len(classes) - 1
+    if not 0 <= label <= last:
         raise BadRowError("label", f"the label {label} is outside 0 to {last}")
-    if label >= 2**31:
-        raise BadRowError("label", f"the label {label} is too large for a class index")
     return label
 
 
@@ -653,12 +652,11 @@ def read_options(records: Records, config: SourceConfig) -> RowOptions:
 
 
 def _read_weight(value: object, name: str) -> float:
-    try:
-        weight = float(value) if isinstance(value, str | int | float) else math.nan
-    except (ValueError, OverflowError):
-        weight = math.nan
-    if isinstance(value, bool) or not _WEIGHTS[0] <= weight <= _WEIGHTS[1]:
-        low, high = _WEIGHTS
+    weight, (low, high) = math.nan, _WEIGHTS
+    if isinstance(value, str | int | float) and not isinstance(value, bool):
+        with suppress(ValueError, OverflowError):
+            weight = float(value)
+    if not low <= weight <= high:
         detail = f"{name} is {str(value)[:40]!r}, not a weight from {low:g} to {high:g}"
         raise BadRowError("loss_weight", detail)
     return weight

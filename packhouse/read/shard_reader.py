@@ -40,8 +40,8 @@ from packhouse.read.unread_fields import (
     look_at_extra_fields,
 )
 from packhouse.recipe import SourceConfig, ValidateConfig
-from packhouse.records.arrays import one_chunk
-from packhouse.records.message_rules import role_violations
+from packhouse.records.arrays import one_chunk, string_bytes
+from packhouse.records.message_rules import FlatMessages, role_violations
 from packhouse.records.record_ids import GroupBy, conversation_ids, group_keys, pair_ids
 from packhouse.records.table_schemas import (
     DROPPED,
@@ -400,20 +400,13 @@ def _apply_rules(
 
 def _bidi_rows(messages: pa.Array) -> int:
     """Count rows whose contents have a bidirectional control (U+202A-202E, U+2066-2069)."""
-    content = messages.flatten().field("content")
+    flat = FlatMessages.of(messages)
     # All contents are in one buffer, so search it once for E2 80 AA-AE and E2 81 A6-A9, and find
     # the content of each match by the ends of the contents.
-    data = content.buffers()[2]
-    if data is None:
-        return 0
-    raw = np.frombuffer(data, np.uint8)
-    lead = np.flatnonzero(raw[:-2] == 0xE2) if len(raw) > 2 else np.zeros(0, np.int64)
+    raw, offsets = string_bytes(flat.content)
+    lead = np.flatnonzero(raw[:-2] == 0xE2)
     second, third = raw[lead + 1], raw[lead + 2]
     marks = (second == 0x80) & (third >= 0xAA) & (third <= 0xAE)
     marks |= (second == 0x81) & (third >= 0xA6) & (third <= 0xA9)
-    if not marks.any():
-        return 0
-    text_ends = np.frombuffer(content.buffers()[1], np.int32)[content.offset + 1 :][: len(content)]
-    touched = np.unique(np.searchsorted(text_ends, lead[marks], side="right"))
-    rows = np.searchsorted(np.asarray(messages.offsets)[1:], touched, side="right")
-    return len(np.unique(rows))
+    touched = np.searchsorted(offsets[1:], lead[marks], side="right")
+    return len(np.unique(flat.rows[touched]))

@@ -245,7 +245,7 @@ def is_text(value: str) -> bool:
     return not value.isascii() and len(UNSPACED.findall(value)) >= _MIN_LETTERS
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class UnreadText:
     """A field of a shard with text that nothing reads."""
 
@@ -378,12 +378,8 @@ class UnreadTexts:
             different = Counter(left for own, left in set(rows) if own != left)
             counts[name] = sum(different[left] < MIN_ROWS for _, left in rows)
         names = sorted((n for n in counts if counts[n]), key=lambda n: (-counts[n], n))
-        return {
-            name: UnreadText(
-                rows=counts[name], row=self._first[name][0], byte_offset=self._first[name][1]
-            )
-            for name in sorted(names[:MAX_NAMES])
-        }
+        kept = sorted(names[:MAX_NAMES])
+        return {name: UnreadText(counts[name], *self._first[name]) for name in kept}
 
 
 def _left_by_select(

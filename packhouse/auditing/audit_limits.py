@@ -253,10 +253,7 @@ def _findings(audit: Audit, config: AuditConfig) -> Iterator[_Finding]:
 
 
 def _shares(
-    config: AuditConfig,
-    source: str,
-    counts: Counters,
-    limits: Mapping[str, tuple[str, str, str]],
+    config: AuditConfig, source: str, counts: Counters, limits: Mapping[str, tuple[str, str, str]]
 ) -> Iterator[_Finding]:
     for limit, (kind, of, says) in limits.items():
         number, total = counts.get(kind, 0), counts.get(of, 0)

@@ -9,8 +9,9 @@ worker.
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, partial
 from importlib import resources
 from itertools import product
 from pathlib import Path
@@ -30,7 +31,7 @@ from packhouse.recipe.sections import CHAT_TEMPLATES, is_renderer
 from packhouse.registry import function_of_addon
 from packhouse.render.jinja_sandbox import values_to_try
 from packhouse.render.rendered_texts import RefusedError
-from packhouse.render.template_arguments import MessageForm, Messages, chat_messages, in_parts
+from packhouse.render.template_arguments import MessageForm, Messages, best_form, chat_messages
 from packhouse.render.text_positions import Template
 from packhouse.system.plugins import find_plugin
 from packhouse.system.worker import limited
@@ -211,40 +212,24 @@ class PlainTemplate:
         # Some templates fail without documents.
         tries: list[dict[str, object]] = [{}, {"documents": _DOCUMENTS}]
         for documents in tries:
-            try:
+            with suppress(PromptError):
                 return self.render(given, None, documents | arguments, is_prompt=is_prompt)
-            except PromptError:
-                continue
         return None
 
     def fit(self, messages: Messages, form: MessageForm | None = None) -> Messages:
         """Convert canonical messages to a form, by default the one that the template takes."""
-        form = form or self._form
-        made = chat_messages(messages, form)
-        if form.has_content_parts:
-            for message in made:
-                message["content"] = in_parts(message["content"])
-        return made
+        return chat_messages(messages, form or self._form)
 
     @cached_property
     def _form(self) -> MessageForm:
         """First message form in which no text is lost; otherwise, the first that renders at all."""
         plain, parts = MessageForm(), MessageForm(has_content_parts=True)
         only_parts = not self._writes(_CHAT[:2], plain) and bool(self._writes(_CHAT[:2], parts))
-        # Objects are tried before text, and no ids before ids, because most templates take these.
-        is_numbered = self._config.call_ids is not None
-        forms = [
-            MessageForm(
-                has_ids=ids and not is_numbered,
-                has_function_ids=is_numbered,
-                has_text_arguments=text,
-                has_content_parts=only_parts,
-            )
-            for text, ids in product((False, True), repeat=2)
-        ]
-        written = [self._writes(_CALL, form) for form in forms]
-        best = next((each for each in (True, False) if each in written), written[0])
-        return forms[written.index(best)]
+        return best_form(
+            partial(self._writes, _CALL),
+            has_function_ids=self._config.call_ids is not None,
+            has_content_parts=only_parts,
+        )
 
     def _writes(self, messages: Messages, form: MessageForm) -> bool | None:
         """Return True if all texts of a probe are written, None if the template rejects it."""
@@ -327,12 +312,10 @@ class PlainTemplate:
         for (asked, last), mode in product(_ASKED, self._modes):
             prompt = self.probe(asked, is_prompt=True, **mode)
             bare = self.probe(asked, is_prompt=False, **mode)
-            if prompt is None:
-                continue
-            if bare is not None and prompt.startswith(bare) and prompt != bare:
-                found[prompt.removeprefix(bare)] = None
-            else:
-                found[prompt.rpartition(last)[2]] = None
+            if prompt is not None:
+                is_longer = bare is not None and prompt.startswith(bare)
+                added = prompt[len(bare or "") :] if is_longer else ""
+                found[added or prompt.rpartition(last)[2]] = None
         return [opening for opening in found if opening]
 
     @cached_property

@@ -18,7 +18,7 @@ Findings:
 
 import json
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
@@ -429,24 +429,18 @@ def combine(shards: Sequence[tuple[str, Mapping[str, Any], Mapping[str, int]]]) 
     Returns:
         `dataset`: overall counts; `sources`: counts by source; `worst`: rows by finding.
     """
-    sources: dict[str, Counter[str]] = {}
-    worst: dict[str, list[dict[str, Any]]] = {}
+    total, sources = Counter[str](), defaultdict[str, Counter[str]](Counter)
+    worst = defaultdict[str, list[dict[str, Any]]](list)
     for name, audited, notes in shards:
-        counts = sources.setdefault(name, Counter())
-        counts.update(audited["counts"])
-        counts.update({note: notes.get(note, 0) for note in _NOTES})
+        for counts in (sources[name], total):
+            counts.update(audited["counts"])
+            counts.update({note: notes.get(note, 0) for note in _NOTES})
         for finding, rows in audited["worst"].items():
-            worst.setdefault(finding, []).extend(rows)
-    for rows in worst.values():
-        rows.sort(key=worst_first)
-        del rows[NUM_WORST:]
-    total: Counter[str] = Counter()
-    for counts in sources.values():
-        total.update(counts)
+            worst[finding] += rows
     return {
         "dataset": dict(sorted(total.items())),
         "sources": {name: dict(sorted(counts.items())) for name, counts in sorted(sources.items())},
-        "worst": {finding: worst[finding] for finding in sorted(worst)},
+        "worst": {n: sorted(worst[n], key=worst_first)[:NUM_WORST] for n in sorted(worst)},
     }
 
 
@@ -601,21 +595,20 @@ def run_check(plugin: Plugin, conversations: pa.Table) -> dict[str, object]:
     """
     with plugin.named_in_errors(f" on {conversations.num_rows:,} conversations"):
         found = plugin.load()(conversations)
+    number = conversations.num_rows
     if not isinstance(found, dict) or not all(
         type(row) is int and isinstance(detail, str) for row, detail in found.items()
     ):
         raise PluginError(f"{plugin} did not return a dict of row number -> text")
-    if found and not 0 <= min(found) <= max(found) < conversations.num_rows:
-        raise PluginError(
-            f"{plugin} returned row {max(found, key=abs)}, but the table has "
-            f"{conversations.num_rows:,} conversations"
-        )
+    if found and not 0 <= min(found) <= max(found) < number:
+        returned = f"{plugin} returned row {max(found, key=abs)}"
+        raise PluginError(f"{returned}, but the table has {number:,} conversations")
     first = sorted(found)[:NUM_WORST]
     places = conversations.select(["source", "row"]).take(pa.array(first, pa.int64())).to_pylist()
     return {
         "check": plugin.name,
         "plugin": str(plugin),
-        "rows": conversations.num_rows,
+        "rows": number,
         "failed": len(found),
         "worst": [
             {**place, "detail": found[index][:_MAX_DETAIL]}
@@ -628,9 +621,8 @@ def combine_checks(shards: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, o
     """Add up the results of checks by name."""
     combined: dict[str, dict[str, Any]] = {}
     for found in shards:
-        total = combined.setdefault(
-            found["check"], {"plugin": found["plugin"], "rows": 0, "failed": 0, "worst": []}
-        )
+        empty = {"plugin": found["plugin"], "rows": 0, "failed": 0, "worst": []}
+        total = combined.setdefault(found["check"], empty)
         total["rows"] += found["rows"]
         total["failed"] += found["failed"]
         total["worst"] = [*total["worst"], *found["worst"]][:NUM_WORST]

@@ -20,12 +20,7 @@ from packhouse.records.arrays import Bools, Bytes, Int64s, TokenColumns, one_chu
 from packhouse.records.preference_pairs import split_sides
 from packhouse.records.table_schemas import read_table
 from packhouse.tokenize.encoders import Pipeline, TokenizerSnapshot
-from packhouse.tokenize.offsets import (
-    Spans,
-    flat_texts,
-    locate_by_widths,
-    train_ranges,
-)
+from packhouse.tokenize.offsets import Spans, flat_texts, locate_by_widths, train_ranges
 
 NUM_WORST = 5
 """Number of rows listed for each finding."""
@@ -274,9 +269,8 @@ def double_ends(tokens: PlacedTokens, end_ids: Ids) -> Int64s:
         if (row, pair) not in left:
             found = re.finditer(b"(?=" + re.escape(pair) + b")", tokens.text_of(row))
             places = tokens.bases[row] + np.array([match.start() for match in found], np.int64)
-            left[row, pair] = int(
-                np.count_nonzero(tokens.content.within(places, places + len(pair)))
-            )
+            in_content = tokens.content.within(places, places + len(pair)) > 0
+            left[row, pair] = int(in_content.sum())
         left[row, pair] -= 1
         is_double[number] = left[row, pair] < 0
     return np.minimum(tokens.per_row(rows[is_double]), 1)

@@ -151,19 +151,10 @@ CHAT_TEMPLATES = ("chat", "mistral_system", *RENDERERS)
 """Built-in templates that accept `chat_template_kwargs`: Jinja templates and Python renderers."""
 TEMPLATES = (
     *CHAT_TEMPLATES,
-    "alpaca",
-    "alpaca_newline",
-    "completion",
-    "classification",
-    "sequence_classification",
-    "text",
-    "dart-math/qa",
-    "dart-math/alpaca",
-    "dart-math/wizardmath-cot",
-    "dart-math/deepseekmath",
-    "dart-math/deepseekmath-tool",
-    "dart-math/xwinmath",
-    "dart-math/mammoth2-cot",
+    *("alpaca", "alpaca_newline", "completion"),
+    *("classification", "sequence_classification", "text"),
+    *("dart-math/qa", "dart-math/alpaca", "dart-math/wizardmath-cot", "dart-math/deepseekmath"),
+    *("dart-math/deepseekmath-tool", "dart-math/xwinmath", "dart-math/mammoth2-cot"),
     "dart-math/llama3-math",
 )
 """Built-in templates, implemented in `packhouse.render`."""
@@ -600,19 +591,8 @@ ROW_FORMATS = (
 DETECTED = ("auto", "mixed")
 """Names with which packhouse finds the format of rows, among all formats."""
 
-FileFormat = Literal[
-    "json",
-    "jsonl",
-    "objects",
-    "csv",
-    "csv_semicolon",
-    "tsv",
-    "parquet",
-    "arrow",
-    "xlsx",
-    "sqlite",
-    "duckdb",
-]
+TextFormat = Literal["json", "jsonl", "objects", "csv", "csv_semicolon", "tsv"]
+FileFormat = Literal[TextFormat, "parquet", "arrow", "xlsx", "sqlite", "duckdb"]
 
 Encoding = Literal[
     "utf-8", "utf-16", "gb18030", "big5", "cp932", "cp949", "cp1250", "cp1251", "cp1252"

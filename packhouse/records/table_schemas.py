@@ -73,16 +73,23 @@ VALIDATED = pa.schema(
     ]
 )
 
+_PLACE = [  # of a row that is in no record
+    pa.field("source", pa.string(), nullable=False),
+    pa.field("row", pa.int64(), nullable=False),
+]
+_WHY = [
+    pa.field("reason", pa.string(), nullable=False),  # a code: json, encoding, type, roles, ...
+    pa.field("detail", pa.string(), nullable=False),  # a sentence that explains it
+]
+
 # A row that some step rejected. `raw` holds its first 64 KiB, so that it can be fixed and read
 # again.
 QUARANTINED = pa.schema(
     [
-        pa.field("source", pa.string(), nullable=False),
-        pa.field("row", pa.int64(), nullable=False),
+        *_PLACE,
         pa.field("byte_offset", pa.int64()),  # in the uncompressed file; null for Parquet etc.
         pa.field("step", pa.string(), nullable=False),
-        pa.field("reason", pa.string(), nullable=False),  # a code: json, encoding, type, roles, ...
-        pa.field("detail", pa.string(), nullable=False),  # a sentence that explains it
+        *_WHY,
         pa.field("raw", pa.binary(), nullable=False),
         pa.field("raw_size", pa.int64(), nullable=False),
         pa.field("raw_sha256", pa.string(), nullable=False),
@@ -90,14 +97,7 @@ QUARANTINED = pa.schema(
 )
 
 # A row that the recipe drops before it becomes a record, with the reason.
-DROPPED = pa.schema(
-    [
-        pa.field("source", pa.string(), nullable=False),
-        pa.field("row", pa.int64(), nullable=False),
-        pa.field("reason", pa.string(), nullable=False),
-        pa.field("detail", pa.string(), nullable=False),
-    ]
-)
+DROPPED = pa.schema([*_PLACE, *_WHY])
 
 # A rendered conversation. Bytes outside `content_spans` come from the template, so a control token
 # inside a content span was forged by the data. `text` includes BOS and EOS where they apply.
@@ -276,10 +276,9 @@ def check_columns(artefact: str, table: pa.Table) -> None:
     if not table.schema.equals(schema):
         for expected in schema:
             index = table.schema.get_field_index(expected.name)
-            if index < 0 or not table.schema.field(index).equals(expected):
-                fault = "is missing"
-                if index >= 0:
-                    fault = f"has type '{_type(table.schema.field(index))}'"
+            own = table.schema.field(index) if index >= 0 else None
+            if own is None or not own.equals(expected):
+                fault = "is missing" if own is None else f"has type '{_type(own)}'"
                 raise ContractError(
                     f"{artefact}: column '{expected.name}' must have type '{_type(expected)}', "
                     f"but it {fault}"

@@ -82,11 +82,9 @@ def answers(predicate: Predicate, texts: pa.Array) -> np.ndarray:
     """
     kind, argument = predicate.kind, predicate.argument
     chars = _WHITESPACE if argument is None else argument
-    if kind == "filled":
-        return np.asarray(pc.binary_length(texts).to_numpy() > 0)
-    if kind == "length":
-        return np.asarray(pc.utf8_length(texts).to_numpy())
     asked: dict[str, Callable[[], pa.Array]] = {
+        "filled": lambda: pc.greater(pc.binary_length(texts), 0),
+        "length": lambda: pc.utf8_length(texts),
         "strip": lambda: pc.utf8_trim(texts, chars),
         "lstrip": lambda: pc.utf8_ltrim(texts, chars),
         "rstrip": lambda: pc.utf8_rtrim(texts, chars),

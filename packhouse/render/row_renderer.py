@@ -18,8 +18,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
-from itertools import accumulate, groupby, product, takewhile
+from functools import cached_property, partial
+from itertools import accumulate, groupby, takewhile
 from typing import Any, NamedTuple
 
 import orjson
@@ -37,8 +37,8 @@ from packhouse.render.template_arguments import (
     MessageForm,
     Messages,
     TemplateArguments,
+    best_form,
     chat_messages,
-    in_parts,
 )
 from packhouse.render.template_probes import ANSWER, PROBE, QUESTION, TemplateFacts, learn_facts
 from packhouse.render.text_positions import (
@@ -221,10 +221,7 @@ class RowRenderer:
 
     @cached_property
     def form(self) -> MessageForm:
-        """First form of messages with tool calls in which the template loses no text.
-
-        Most templates accept the first form. If all lose text, use the first that is not refused.
-        """
+        """Form of messages with tool calls in which the template loses no text, if any does."""
         function = {"name": PROBE[3], "arguments": {"a": "Therefore"}}
         called = orjson.dumps([{"type": "function", "function": function}]).decode()
         talk: Messages = [
@@ -233,15 +230,10 @@ class RowRenderer:
             {"role": "tool", "content": PROBE[1]},
             {"role": "assistant", "content": PROBE[2]},
         ]
-        is_numbered = self._config.call_ids is not None
-        # Objects are tried before text, and no ids before ids, because most templates take these.
-        forms = [
-            MessageForm(ids and not is_numbered, is_numbered, text, self.has_content_parts)
-            for text, ids in product((False, True), repeat=2)
-        ]
-        writes = [self._writes((*PROBE, "Therefore"), talk, form) for form in forms]
-        return next(
-            (forms[writes.index(answer)] for answer in (True, False) if answer in writes), forms[0]
+        return best_form(
+            partial(self._writes, (*PROBE, "Therefore"), talk),
+            has_function_ids=self._config.call_ids is not None,
+            has_content_parts=self.has_content_parts,
         )
 
     def _content_spans(self, rendering: Rendering, talk: TracedRow) -> list[tuple[int, int]]:
@@ -274,12 +266,8 @@ class RowRenderer:
 
     def _writes(self, texts: Sequence[str], talk: Messages, form: MessageForm) -> bool | None:
         """Return True if all texts are in the rendering; None if the template refuses the row."""
-        messages = chat_messages(talk, form)
-        if form.has_content_parts:
-            for message in messages:
-                message["content"] = in_parts(message["content"])
         try:
-            written = self.template.render(messages, *self._probe_given)
+            written = self.template.render(chat_messages(talk, form), *self._probe_given)
         except RefusedError:
             return None
         return all(text in written for text in texts)
@@ -299,7 +287,8 @@ class RowRenderer:
         """
         if not raw:
             raise RefusedError("template", "the conversation has no messages")
-        messages = chat_messages(raw, self.form)
+        # `TracedRow` makes parts of the contents.
+        messages = chat_messages(raw, self.form._replace(has_content_parts=False))
         is_stripped = self._config.reasoning == "strip"
         talk = TracedRow(
             self.template, messages, given, self.control, self.has_content_parts, is_stripped

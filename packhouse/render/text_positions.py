@@ -269,8 +269,7 @@ class TracedRow:
         for at, message in enumerate(then, start=number):
             # A separate trace, because questions about a probe say nothing about the row.
             content = value_of(Field(Trace(), at, "content", message["content"]))
-            if self._has_content_parts:
-                content = in_parts(content)
+            content = in_parts(content) if self._has_content_parts else content
             messages = [*messages, {**message, "content": content}]
         # Messages are counted, not renderings: each rendering costs as many as it has.
         self._num_rendered += len(messages)
@@ -317,11 +316,9 @@ def places_of(whole: Rendering, num_messages: int) -> list[Place | None]:
         stop = found[after].start if after < len(found) else len(whole.text)
         if len(texts) < after - first or (number and not texts and not own[number - 1]):
             places.append(None)
-        elif texts:
-            start, end = found[first].start, found[after - 1].end
-            places.append(Place(before, start, end, stop, has_text=True))
         else:
-            places.append(Place(before, before, before, stop, has_text=False))
+            start, end = (found[first].start, found[after - 1].end) if texts else (before, before)
+            places.append(Place(before, start, end, stop, has_text=bool(texts)))
         following = min([following, *texts[:1]])
     return places[::-1]
 

@@ -377,9 +377,8 @@ class _Check:
             if is_right is None:
                 is_right = not self._can_be_plain(record, answer, first)
             if not is_right:
-                return _difference(
-                    "it follows the prompt for the other thinking mode", before, first
-                )
+                what = "it follows the prompt for the other thinking mode"
+                return _difference(what, before, first)
             said = record.text[start:end].decode(errors="replace")
             if _packed(answer.thought) not in _packed(said):
                 return THOUGHT_LOST, said[:_SHOWN], answer.thought[:_SHOWN]
@@ -644,7 +643,6 @@ def inference_line(audit: Mapping[str, Any]) -> str:
     if partly:
         line += f"; {counted(partly, 'answer')} trained in part"
     if found["turns"] == "whole" and min(right, stopped) < answers:
-        line += (
-            ". The model would not generate the other answers; set format.turns to joined or exact"
-        )
+        line += ". The model would not generate the other answers; set format.turns to joined or "
+        line += "exact"
     return line

@@ -70,12 +70,9 @@ class _Environment(ImmutableSandboxedEnvironment):
         """Look up `message.role`, `loop.index0` or `namespace.name`: a third of the time."""
         if type(obj) is dict and attribute not in _DICT_METHODS:
             return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
-        if (
-            type(obj) in (LoopContext, Namespace)
-            and attribute[0] != "_"
-            and hasattr(obj, attribute)
-        ):
-            return getattr(obj, attribute)
+        if type(obj) in (LoopContext, Namespace) and attribute[0] != "_":
+            with suppress(AttributeError):
+                return getattr(obj, attribute)
         return super().getattr(obj, attribute)
 
 

@@ -83,9 +83,8 @@ def answer_bytes(
     users, rows = np.append(0, np.cumsum(flat.roles == USER)), flat.rows[at]
     is_earlier = users[at] < users[flat.offsets[rows + 1]]
     texts, contents = one_chunk(formatted["text"]), content.take(at).to_pylist()
-    for message, row, earlier, text in zip(
-        at.tolist(), rows.tolist(), is_earlier, contents, strict=True
-    ):
+    of_messages = at.tolist(), rows.tolist(), is_earlier, contents
+    for message, row, earlier, text in zip(*of_messages, strict=True):
         whole = text.strip()
         # A record that ends with this answer does not show whether its row continues.
         is_cut = config.reasoning == "train_last" and (earlier or config.turns != "whole")
@@ -248,10 +247,9 @@ def worst_rows(table: pa.Table, values: Int64s) -> list[dict[str, object]]:
     """Return the rows with the highest values above 0; among equal values, the first rows."""
     bad = np.flatnonzero(values > 0)
     chosen = bad[np.argsort(-values[bad], kind="stable")[:NUM_WORST]]
-    rows = table.select(["source", "row", "record_id"]).take(pa.array(chosen)).to_pylist()
-    return [
-        row | {"value": value} for row, value in zip(rows, values[chosen].tolist(), strict=True)
-    ]
+    rows = table.select(["source", "row", "record_id"]).take(pa.array(chosen))
+    found: list[dict[str, object]] = rows.append_column("value", [values[chosen]]).to_pylist()
+    return found
 
 
 def _coverage(
@@ -311,9 +309,8 @@ def _find_ends(
     filled = np.flatnonzero((counts > 0) & (num_bytes(pc.utf8_trim_whitespace(first)) > 0))
     first_content = np.full(len(counts), -1, np.int64)
     if len(filled):
-        first_content[filled] = np.minimum.reduceat(
-            tokens.content_starts, tokens.content_offsets[:-1][filled]
-        )
+        begins = tokens.content_offsets[:-1][filled]
+        first_content[filled] = np.minimum.reduceat(tokens.content_starts, begins)
     row = tokens.row_of(control)
     before = (tokens.starts[control] < first_content[row]) & tokens.is_exact[row]
     headers = np.unique(tokens.ids[control[before]])
@@ -339,9 +336,8 @@ def _find_ends(
     # In valid data, the only ranges left are of turns for which the template writes no end token,
     # so a loop is fast enough.
     for number in np.flatnonzero(~is_ended).tolist():
-        is_ended[number] = _ends_blank(tokens, number, int(last[number])) or _has_no_end(
-            tokens, number, messages
-        )
+        is_blank = _ends_blank(tokens, number, int(last[number]))
+        is_ended[number] = is_blank or _has_no_end(tokens, number, messages)
     return _Ends(is_ended, ends, headers)
 
 
@@ -539,7 +535,7 @@ def audit_records(read: Read, num_records: int) -> dict[str, Any]:
     contents = flat.group_by("bits").aggregate(counted).sort_by("at_min")
     first, times, in_eval = (contents[f"{n}_{how}"].to_numpy() for n, how in counted)
     chosen = np.argsort(-times, kind="stable")[:NUM_WORST]
-    places = records.select(["source", "row", "record_id"]).take(pa.array(first[chosen]))
+    worst = records.select(["source", "row", "record_id"]).take(pa.array(first[chosen]))
     again = Counter(names)
     again.subtract(flat.group_by(["bits", "name"]).aggregate([])["name"].to_pylist())
 
@@ -555,10 +551,7 @@ def audit_records(read: Read, num_records: int) -> dict[str, Any]:
         "duplicates": int((times - 1).sum()),
         "both_sides": int(np.count_nonzero((in_eval > 0) & (in_eval < times))),
         "sources": {name: again[name] for name in sorted({f.split("/")[0] for f in files})},
-        "worst": [
-            {**place, "value": value}
-            for place, value in zip(places.to_pylist(), times[chosen].tolist(), strict=True)
-        ],
+        "worst": worst.append_column("value", [times[chosen]]).to_pylist(),
         **_shared_prompts(sort_leading_bits(groups(), num_records)),
     }
 
@@ -604,16 +597,14 @@ def run_check(plugin: Plugin, conversations: pa.Table) -> dict[str, object]:
         returned = f"{plugin} returned row {max(found, key=abs)}"
         raise PluginError(f"{returned}, but the table has {number:,} conversations")
     first = sorted(found)[:NUM_WORST]
-    places = conversations.select(["source", "row"]).take(pa.array(first, pa.int64())).to_pylist()
+    worst = conversations.select(["source", "row"]).take(pa.array(first, pa.int64()))
+    details = [[found[row][:_MAX_DETAIL] for row in first]]
     return {
         "check": plugin.name,
         "plugin": str(plugin),
         "rows": number,
         "failed": len(found),
-        "worst": [
-            {**place, "detail": found[index][:_MAX_DETAIL]}
-            for index, place in zip(first, places, strict=True)
-        ],
+        "worst": worst.append_column("detail", details).to_pylist(),
     }
 
 

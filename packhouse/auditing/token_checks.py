@@ -55,13 +55,11 @@ def read_sides(
         rejected: for pairs, conversations and texts of the rejected sides.
     """
     tokens = read_table(tokenized)
-    if rejected is None:
-        return [Side(read_table(conversations), read_table(formatted), tokens)]
-    chosen, other = split_sides(tokens)
-    return [
-        Side(read_table(conversations), read_table(formatted), chosen),
-        Side(read_table(rejected[0]), read_table(rejected[1]), other),
-    ]
+    chosen, other = (tokens, None) if rejected is None else split_sides(tokens)
+    sides = [Side(read_table(conversations), read_table(formatted), chosen)]
+    if rejected is not None:
+        sides.append(Side(read_table(rejected[0]), read_table(rejected[1]), other))
+    return sides
 
 
 Ids: TypeAlias = npt.NDArray[np.integer]

@@ -177,10 +177,8 @@ def speaker_key(messages: object) -> str | None:
         'from'
     """
     given = messages if isinstance(messages, list) else []
-    keys = (
-        key for each in given if isinstance(each, dict) for key in ("role", "from") if key in each
-    )
-    return next(keys, None)
+    objects = (each for each in given if isinstance(each, dict))
+    return next((key for each in objects for key in ("role", "from") if key in each), None)
 
 
 def kind_of(value: object) -> str:

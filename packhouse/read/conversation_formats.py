@@ -368,33 +368,25 @@ def _messages_in_text(value: object) -> object:
 _OF_OBJECTS = ({"role", "content"}, {"from", "value"}, {"messages"})
 
 
-_TALK = "tools|functions system|system_prompt"
+_TALK = aliases("tools|functions system|system_prompt")
 _ASIDE = "system|system_prompt tools"
 _CHOSEN = "chosen|preferred_output"
 _REJECTED = "rejected|non_preferred_output"
-_PROMPT = "prompt|conversations|conversation|messages winner|preferred"
+_PROMPT = f"prompt|conversations|conversation|messages winner|preferred {_ASIDE}"
 CONVERSATION_FORMATS: dict[str, RowFormat] = {
     "messages": BareMessages(required={}),
     "chat": Messages(
-        required=aliases("messages|conversations|conversation"),
-        optional=aliases(_TALK),
-        speaker="role",
+        required=aliases("messages|conversations|conversation"), optional=_TALK, speaker="role"
     ),
     "sharegpt": Messages(
-        required=aliases("conversations|messages|conversation"),
-        optional=aliases(_TALK),
-        speaker="from",
+        required=aliases("conversations|messages|conversation"), optional=_TALK, speaker="from"
     ),
     "transcript": Transcript(
         required=aliases("transcript|chosen|text|conversation"),
         optional=aliases("rejected system|system_prompt"),
     ),
-    "preference": Preference(
-        required=aliases(_CHOSEN), optional=aliases(f"{_REJECTED} {_PROMPT} {_ASIDE}")
-    ),
-    "pairs": Pairs(
-        required=aliases(f"{_CHOSEN} {_REJECTED}"), optional=aliases(f"{_PROMPT} {_ASIDE}")
-    ),
+    "preference": Preference(required=aliases(_CHOSEN), optional=aliases(f"{_REJECTED} {_PROMPT}")),
+    "pairs": Pairs(required=aliases(f"{_CHOSEN} {_REJECTED}"), optional=aliases(_PROMPT)),
     "kto": Kto(required=aliases("completion|response label"), optional=aliases(f"prompt {_ASIDE}")),
 }
 """Formats in the order in which they are tried."""

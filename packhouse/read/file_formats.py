@@ -180,9 +180,8 @@ def format_of(head: bytes, name: str, wanted: FileFormat | Literal["auto"], uri:
                 found = "objects"  # an open object goes on with its first key
     elif text.startswith(b"["):
         has_more = rest.lstrip()[:1] == b"[" and wanted == "auto"
-        found = (
-            "jsonl" if is_json and (has_more or (named is None and not rest.strip())) else "json"
-        )
+        is_alone = named is None and not rest.strip()
+        found = "jsonl" if is_json and (has_more or is_alone) else "json"
     elif text.startswith(b"{") or named == "json":
         is_object = text.startswith(b"{") and bool(newline)
         goes_on = is_object and not (first.rstrip().endswith(b"}") or is_json)

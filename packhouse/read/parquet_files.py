@@ -38,9 +38,8 @@ WITH_FAULTS = ("xlsx", "sqlite", "duckdb")
 because a column of the file may have any name. A row with a fault is quarantined. Its bad cell is
 null, and the detail describes the original value."""
 
-fault_field = pa.field(
-    "packhouse fault", pa.struct([("reason", pa.string()), ("detail", pa.string())])
-)
+_FAULT = pa.struct([("reason", pa.string()), ("detail", pa.string())])
+fault_field = pa.field("packhouse fault", _FAULT)
 
 BATCH_BYTES = 8 * 2**20
 """Decoded bytes of a batch returned by the worker, unless one row is larger."""
@@ -277,16 +276,12 @@ class _Decoder:
 
     def groups(self) -> Iterator[pa.RecordBatch]:
         """Yield the record batches of an Arrow file."""
-        is_stream = isinstance(self.reader, pa.ipc.RecordBatchStreamReader)
-        self.group = 0
+        reader, self.group = self.reader, 0
+        is_stream = isinstance(reader, pa.ipc.RecordBatchStreamReader)
         with suppress(StopIteration):
-            while is_stream or self.group < self.reader.num_record_batches:
+            while is_stream or self.group < reader.num_record_batches:
                 at(self.place)
-                batch = (
-                    self.reader.read_next_batch()
-                    if is_stream
-                    else self.reader.get_batch(self.group)
-                )
+                batch = reader.read_next_batch() if is_stream else reader.get_batch(self.group)
                 self.check(batch)
                 yield batch
                 self.group += 1

@@ -306,19 +306,13 @@ def row_formats() -> dict[str, RowFormat]:
     from packhouse.read.single_turn_formats import TEXT_FORMATS
 
     together = CONVERSATION_FORMATS | TEXT_FORMATS | {"mixed": Mixed(required={})}
-    of_addons = {
-        name: registry.row_format(name)
-        for name, module in registry.ROW_FORMATS.items()
-        if registry.is_there(module)
-    }
+    installed = [n for n, module in registry.ROW_FORMATS.items() if registry.is_there(module)]
     known = {"auto", *together, *registry.ROW_FORMATS}
-    own_files = [name for name in ROW_FORMATS if name not in known]
+    files = [name for name in ROW_FORMATS if name not in known]
     # These come first: their rows may also fit a broader format, such as `text`.
-    return (
-        of_addons
-        | {name: import_module(f"packhouse.read.{name}_format").FORMAT for name in own_files}
-        | together
-    )
+    own = {name: registry.row_format(name) for name in installed}
+    own |= {name: import_module(f"packhouse.read.{name}_format").FORMAT for name in files}
+    return own | together
 
 
 @cache
@@ -327,11 +321,8 @@ def _formats_of_conversations() -> dict[str, RowFormat]:
     # `oasst_flat` needs all rows of a file, and `pairs` and `kto` make the whole dataset one of
     # preferences, so a single row cannot decide for them.
     left_out = ("mixed", "oasst_flat", "pairs", "kto")
-    return {
-        name: known
-        for name, known in row_formats().items()
-        if known.answers == "required" and name not in left_out
-    }
+    formats = {name: known for name, known in row_formats().items() if name not in left_out}
+    return {name: known for name, known in formats.items() if known.answers == "required"}
 
 
 @dataclass(frozen=True, kw_only=True)

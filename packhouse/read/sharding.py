@@ -161,13 +161,8 @@ def _scan_file(
             raise file_error(file.uri, problem)
         yield from _scan_table(whole, config, max_shard_bytes)
         return
-    text_file = TEXT_FILES[file_format](
-        file.uri,
-        max_shard_bytes,
-        rows_at=config.rows_at,
-        encoding=config.encoding,
-        max_record_bytes=max_record_bytes,
-    )
+    kind = partial(TEXT_FILES[file_format], max_record_bytes=max_record_bytes)
+    text_file = kind(file.uri, max_shard_bytes, rows_at=config.rows_at, encoding=config.encoding)
     stream = FileStream(file.uri, compression, config.encoding)
     # All cuts before the first shard: the digest of the file, which every shard has, is known only
     # at its end.

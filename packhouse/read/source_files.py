@@ -27,7 +27,7 @@ _SCHEMES = ("file", "s3", "gs", "az", "hf")
 _GLOB = re.compile(r"[*?\[]")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class SourceFile:
     """One file of a source, at the time of the scan."""
 
@@ -250,12 +250,9 @@ def _local(path: Path, root: Path) -> SourceFile:
             f"source {os.fsencode(path)!r} has a name that is not valid UTF-8, which a manifest "
             "cannot store. Rename the file"
         )
-    return SourceFile(
-        uri=os.path.abspath(path),  # noqa: PTH100 (resolve() would follow links of parents)
-        name=path.relative_to(root).as_posix(),
-        size=status.st_size,
-        pin=str(status.st_mtime_ns),
-    )
+    uri = os.path.abspath(path)  # noqa: PTH100 (resolve() would follow links of parents)
+    name = path.relative_to(root).as_posix()
+    return SourceFile(uri, name, status.st_size, str(status.st_mtime_ns))
 
 
 def _find_in_bucket(uri: str) -> list[SourceFile]:
@@ -270,18 +267,17 @@ def _find_in_bucket(uri: str) -> list[SourceFile]:
         elif filesystem.isdir(path):
             folder = path
             found = filesystem.find(path, detail=True)
-            infos = {n: info for n, info in found.items() if _is_data(Path(n[len(path) :]))}
+            infos = {n: info for n, info in found.items() if _is_data(Path(_below(path, n)))}
         else:
             infos = {path: filesystem.info(path)}
     return [
-        SourceFile(
-            uri=f"{scheme}://{name}",
-            name=name.removeprefix(folder).lstrip("/"),
-            size=int(info["size"]),
-            pin=_pin(info),
-        )
-        for name, info in infos.items()
+        SourceFile(f"{scheme}://{path}", _below(folder, path), int(info["size"]), _pin(info))
+        for path, info in infos.items()
     ]
+
+
+def _below(folder: str, path: str) -> str:
+    return path.removeprefix(folder).lstrip("/")
 
 
 def _pin(info: Mapping[str, Any]) -> str:
@@ -385,17 +381,9 @@ def find_on_hub(uri: str) -> list[SourceFile]:
                 is_named = _glob_to_regex(path).fullmatch
                 sizes = {name: size for name, size in sizes.items() if is_named(name)}
             else:
-                inside = len(folder)
-                sizes = {n: s for n, s in sizes.items() if _is_data(Path(n[inside:].lstrip("/")))}
-    return [
-        SourceFile(
-            uri=replace(wanted, revision=commit, path=name).uri,
-            name=name.removeprefix(folder).lstrip("/"),
-            size=size,
-            pin=commit,
-        )
-        for name, size in sizes.items()
-    ]
+                sizes = {n: s for n, s in sizes.items() if _is_data(Path(_below(folder, n)))}
+    uris = {path: replace(wanted, revision=commit, path=path).uri for path in sizes}
+    return [SourceFile(uris[n], _below(folder, n), size, commit) for n, size in sizes.items()]
 
 
 def fetch_from_hub(uri: str) -> Path:
@@ -409,15 +397,8 @@ def fetch_from_hub(uri: str) -> Path:
 
     file = parse_hub_uri(uri)
     with _hub_errors(file):
-        path = hf_hub_download(
-            file.repo,
-            file.path,
-            repo_type="dataset",
-            revision=file.revision,
-            tqdm_class=silent_bar(),
-            **hub_options(),
-        )
-    return Path(path)
+        of_revision: Any = {"repo_type": "dataset", "revision": file.revision, **hub_options()}
+        return Path(hf_hub_download(file.repo, file.path, tqdm_class=silent_bar(), **of_revision))
 
 
 def _glob_to_regex(pattern: str) -> re.Pattern[str]:

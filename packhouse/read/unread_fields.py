@@ -341,9 +341,8 @@ class UnreadTexts:
             np.searchsorted(ends, np.arange(len(messages.flatten())), side="right")
         ].tolist()
         for name in ("content", "context", "reasoning", "tool_calls"):
-            for index, text in zip(
-                of_message, messages.flatten().field(name).to_pylist(), strict=True
-            ):
+            texts_read = messages.flatten().field(name).to_pylist()
+            for index, text in zip(of_message, texts_read, strict=True):
                 if text:
                     read[index].append(text)
         for place in places.tolist():

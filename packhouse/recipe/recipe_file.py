@@ -185,9 +185,8 @@ def load_recipe(
     except IsADirectoryError:
         raise ConfigError(f"{where} is a folder. Pass a YAML file") from None
     except UnicodeDecodeError as error:
-        raise ConfigError(
-            f"{where} is not UTF-8 (byte {error.start:,}). Save it as UTF-8"
-        ) from None
+        byte = f"byte {error.start:,}"
+        raise ConfigError(f"{where} is not UTF-8 ({byte}). Save it as UTF-8") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"recipe {str(path)!r} cannot be read: {reason}") from None

@@ -189,9 +189,8 @@ def check_arguments(arguments: Mapping[str, object]) -> None:
     """
     for name in arguments:
         if not name.isidentifier() or name in _OWN_ARGUMENTS or name.endswith("_token"):
-            raise ValueError(
-                f"'{name[:60]}' cannot be set as an argument of a chat template. Remove it"
-            )
+            problem = "cannot be set as an argument of a chat template. Remove it"
+            raise ValueError(f"'{name[:60]}' {problem}")
 
 
 class FormatConfig(Section):
@@ -449,9 +448,8 @@ class SplitConfig(Section):
         return self
 
 
-Target = Annotated[
-    str, Field(pattern=r"^(hf://datasets/[\w.-]+/[\w.-]+|wandb://[\w.-]+(\?files=true)?)$")
-]
+_TARGET = r"^(hf://datasets/[\w.-]+/[\w.-]+|wandb://[\w.-]+(\?files=true)?)$"
+Target = Annotated[str, Field(pattern=_TARGET)]
 
 ExportFormat = Literal["trl", "axolotl", "megatron", "mds", "msgpack", "jsonl", "arrow"]
 

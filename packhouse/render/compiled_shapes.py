@@ -352,9 +352,7 @@ class CompiledRow:
         for path, predicate in (*self.predicates, *((own, is_quiet) for own in ids)):
             fitting &= columns.column(path).agrees(predicate)[columns.rows_of(path, rows)]
         for pair in self.differing:
-            one, other = (
-                columns.column(path).texts.take(columns.rows_of(path, rows)) for path in pair
-            )
+            one, other = (columns.column(p).texts.take(columns.rows_of(p, rows)) for p in pair)
             fitting &= pc.not_equal(one, other).to_numpy(zero_copy_only=False)
         return fitting
 

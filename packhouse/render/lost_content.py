@@ -117,19 +117,15 @@ def check_row(
     calls = [call for m in talk.messages[:num_messages] for call in m.get("tool_calls", ())]
     for call in calls:  # without ids and values that are fields
         function = function_of(call)
-        left = {
-            key: value
-            for key, value in function.items()
-            if key not in ("name", "arguments") or not isinstance(value, str | dict)
-        }
+        fields = [n for n in ("name", "arguments") if isinstance(function.get(n), str | dict)]
+        left = {key: value for key, value in function.items() if key not in fields}
         bare = {**call, "id": "", "function": left} if function else call
         others.append(json.dumps(bare, ensure_ascii=False))
     # Joined with NUL, so that two texts cannot form a control token together.
     noise = talk.control.search("\0".join(others))
     if noise is not None:
-        raise RefusedError(
-            "template", f"control-token text {noise.group()!r} in an id, name or number. Remove it"
-        )
+        what = f"control-token text {noise.group()!r} in an id, name or number. Remove it"
+        raise RefusedError("template", what)
     return notes
 
 
@@ -188,11 +184,9 @@ transformers)."""
 
 def _check_documents(talk: TracedRow, ranges: Mapping[Field, object]) -> None:
     """Refuse a rendering without the text of a document, or without any text of it."""
-    own = [field for field in talk.trace.fields if field.kind == "argument"]
-    own = [
-        field for field in own if field in ranges or (field.is_stripped and not field.value.strip())
-    ]
-    written = {field.path[1:] for field in own if field.path}
+    own = [field for field in talk.trace.fields if field.kind == "argument" and field.path]
+    blank = {field for field in own if field.is_stripped and not field.value.strip()}
+    written = {field.path[1:] for field in own if field in ranges or field in blank}
     for at, document in enumerate(talk.given.arguments.get("documents") or ()):
         keys = [key for key, text in document.items() if isinstance(text, str) and text]
         found = [key for key in keys if ("documents", at, key) in written]

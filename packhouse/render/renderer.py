@@ -222,9 +222,8 @@ class Renderer:
             records = take_records(part, filled.rows, extents, self._config)
         elif len(filled.rows) < part.num_rows:
             records = part.take(pa.array(filled.rows))
-        columns = [
-            filled.texts[name] if name in TEXTS.names else records[name] for name in FORMATTED.names
-        ]
+        made, names = filled.texts, TEXTS.names
+        columns = [made[name] if name in names else records[name] for name in FORMATTED.names]
         return records, pa.table(columns, schema=FORMATTED), texts
 
     def _windows(self, table: pa.Table, rule: WindowRule) -> tuple[pa.Table, Int64s]:

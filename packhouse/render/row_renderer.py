@@ -101,9 +101,8 @@ class RowRenderer:
         self.control_bytes = re.compile(any_of(encoded).encode("latin-1"))
         self.control_texts = any_of(tokens, literally)
         self._has_tags = tokens.issuperset(("<think>", "</think>"))
-        self._stops = dict.fromkeys(config.stop_tokens, "format.stop_tokens") or dict(
-            snapshot.stop_tokens
-        )
+        own = dict.fromkeys(config.stop_tokens, "format.stop_tokens")
+        self._stops = own or dict(snapshot.stop_tokens)
         unknown = sorted(set(config.stop_tokens) - tokens)
         if unknown:
             raise ConfigError(
@@ -202,11 +201,8 @@ class RowRenderer:
         Rows or the recipe must provide them too.
         """
         documents: dict[str, object] = {"documents": [{"title": "Therefore", "text": "Likewise"}]}
-        for given in (
-            TemplateArguments(),
-            TemplateArguments(None, documents),
-            TemplateArguments(_TOOLS),
-        ):
+        tries = TemplateArguments(), TemplateArguments(None, documents), TemplateArguments(_TOOLS)
+        for given in tries:
             with suppress(RefusedError):
                 self.template.render(QUESTION, given.tools, given.arguments)
                 return given
@@ -289,14 +285,12 @@ class RowRenderer:
             raise RefusedError("template", "the conversation has no messages")
         # `TracedRow` makes parts of the contents.
         messages = chat_messages(raw, self.form._replace(has_content_parts=False))
-        is_stripped = self._config.reasoning == "strip"
-        talk = TracedRow(
-            self.template, messages, given, self.control, self.has_content_parts, is_stripped
-        )
+        config, control, has_parts = self._config, self.control_bytes, self.has_content_parts
+        is_stripped = config.reasoning == "strip"
+        talk = TracedRow(self.template, messages, given, self.control, has_parts, is_stripped)
         weights = [message["weight"] for message in raw]
         if not any(weights):
             raise RefusedError("nothing_trained", "no turn of the conversation is trained")
-        config, control = self._config, self.control_bytes
         answers = [n for n, role in enumerate(talk.roles) if role == "assistant" and weights[n] > 0]
         others = [n for n, role in enumerate(talk.roles) if role != "assistant" and weights[n] > 0]
         is_whole = config.turns == "whole" or config.train_on == "all" or not answers

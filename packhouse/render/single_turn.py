@@ -267,9 +267,7 @@ def make_single_turn(
         build = partial(_completion if name == "completion" else _alpaca, config=config)
         return SingleTurnEngine(build, ends)
     prompt = DEFAULT_PROMPT if config.prompt is None else config.prompt
-    if prompt.count("{text}") != 1:
-        raise ConfigError(
-            f"format.prompt contains {{text}} {prompt.count('{text}')} times. Write it exactly once"
-        )
+    if (times := prompt.count("{text}")) != 1:
+        raise ConfigError(f"format.prompt contains {{text}} {times} times. Write it exactly once")
     build, named = partial(_classification, config=config, prompt=prompt), label_names is not None
     return SingleTurnEngine(partial(build, named=named), ends, label_names, needs_label=named)

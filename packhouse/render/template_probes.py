@@ -71,9 +71,8 @@ _Tried = Callable[..., Rendering | None]
 
 QUESTION: Messages = [{"role": "user", "content": PROBE[0]}]
 ANSWER: Messages = [{"role": "assistant", "content": PROBE[1]}]
-_THOUGHT: Messages = [
-    {**ANSWER[0], **dict.fromkeys(("reasoning_content", "reasoning", "thinking"), PROBE_THOUGHT)}
-]
+_THOUGHTS = dict.fromkeys(("reasoning_content", "reasoning", "thinking"), PROBE_THOUGHT)
+_THOUGHT: Messages = [{**ANSWER[0], **_THOUGHTS}]
 _FUNCTION = {"name": PROBE[3], "arguments": {"a": PROBE[3]}}
 # Mistral's template needs ids of nine letters or digits.
 _CALLS = [{"type": "function", "id": "call00000", "function": _FUNCTION}]

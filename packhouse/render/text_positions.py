@@ -228,9 +228,8 @@ class TracedRow:
         self.is_stripped = is_stripped
         self.roles: list[str] = [message["role"] for message in messages]
         self._template, self._has_content_parts = template, has_content_parts
-        self._traced, self._traced_given, self.trace = trace_conversation(
-            messages, given, control, has_content_parts
-        )
+        traced = trace_conversation(messages, given, control, has_content_parts)
+        self._traced, self._traced_given, self.trace = traced
         self.num_written = 0
         """Number of messages in the records so far."""
         self._num_rendered = 0

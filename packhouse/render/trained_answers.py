@@ -46,9 +46,8 @@ from packhouse.render.text_positions import (
 from packhouse.tokenize.encoders import TokenLimit
 
 PROBE_NAME = "Likewise"
-PROBE_CALL = [
-    {"type": "function", "id": "call00000", "function": {"name": PROBE_NAME, "arguments": {}}}
-]
+_FUNCTION = {"name": PROBE_NAME, "arguments": {}}
+PROBE_CALL = [{"type": "function", "id": "call00000", "function": _FUNCTION}]
 PROBE_TEXT = "Therefore"
 NOT_TRAINED = 'set "weight": 0 on that message so that it is not trained'
 MAX_BYTES = 2**26  # in all records of one row
@@ -154,9 +153,8 @@ class AnswerRule:
             self._thinks.append(is_answer and (bool(reasoning) or is_tagged))
         # An exchange is a user turn and all up to the next: roles s u a u a are in 0 1 1 2 2.
         self._exchange = list(accumulate(int(role == "user") for role in talk.roles))
-        with_thought = {
-            at for at, thinks in zip(self._exchange, self._thinks, strict=True) if thinks
-        }
+        pairs = zip(self._exchange, self._thinks, strict=True)
+        with_thought = {at for at, thinks in pairs if thinks}
         # Known only from all of the row: the switch of an answer depends on later answers too. So
         # rows cannot be split into single answers before they are rendered.
         self._is_thinking = [at in with_thought for at in self._exchange]
@@ -328,9 +326,8 @@ class AnswerRule:
                 self.notes.update(turn.notes)
                 if turn is not last:
                     own, text = turn.completion.own(number), turn.completion.text
-                    is_same = [o.characters for o in own] == [
-                        o.characters for o in whole.own(number)
-                    ]
+                    others = whole.own(number)
+                    is_same = [o.characters for o in own] == [o.characters for o in others]
                     if place is None or not own or not is_same or not joined.occurrences:
                         return None
                     first, stop = own[0].start, own[-1].end

@@ -167,11 +167,7 @@ class PlainTemplate:
             raise PromptError(f"{error}"[:200]) from None
 
     def text_before_block(
-        self,
-        prompt: str,
-        messages: Messages,
-        tools: object = None,
-        arguments: Mapping[str, object] = {},
+        self, prompt: str, messages: Messages, tools: object, arguments: Mapping[str, object]
     ) -> str:
         """Return the beginning of the last answer that comes before its generation block.
 

@@ -258,10 +258,10 @@ def _coverage(
     """Return, per row, the bytes of answers that are not trained, and of prompts that are."""
     first, last = tokens.range_starts, tokens.range_ends - 1
     known = tokens.is_exact[tokens.range_rows]
-    trained = Intervals.of(tokens.starts[first[known]], tokens.ends[last[known]])
-    of_spans = trained.within(tokens.content_starts, tokens.content_ends)
+    trained = Intervals.of(tokens.texts.starts[first[known]], tokens.texts.ends[last[known]])
+    of_spans = trained.within(tokens.contents.starts, tokens.contents.ends)
     # Three contents, two in row 0 and one in row 1, with trained bytes [0 12 7] -> rows [12 7].
-    covered = np.diff(np.append(0, np.cumsum(of_spans))[tokens.content_offsets])
+    covered = np.diff(np.append(0, np.cumsum(of_spans))[tokens.contents.offsets])
     missing = np.where(tokens.is_exact, np.maximum(due - covered, 0), 0)
     surplus = np.where(tokens.is_exact, np.maximum(covered - own, 0), 0)
     if config.train_on == "all" and "system" not in config.never_train:
@@ -304,15 +304,15 @@ def _find_ends(
     ends = np.unique(tokens.ids[last[is_ended & (is_exact if is_exact.any() else True)]])
     # Use rows whose first message has text; otherwise the first content belongs to a later turn,
     # and tokens before it may end the first.
-    counts = np.diff(tokens.content_offsets)
+    counts = np.diff(tokens.contents.offsets)
     first = messages.content.take(pa.array(messages.offsets[:-1]))
     filled = np.flatnonzero((counts > 0) & (num_bytes(pc.utf8_trim_whitespace(first)) > 0))
     first_content = np.full(len(counts), -1, np.int64)
     if len(filled):
-        begins = tokens.content_offsets[:-1][filled]
-        first_content[filled] = np.minimum.reduceat(tokens.content_starts, begins)
+        begins = tokens.contents.offsets[:-1][filled]
+        first_content[filled] = np.minimum.reduceat(tokens.contents.starts, begins)
     row = tokens.row_of(control)
-    before = (tokens.starts[control] < first_content[row]) & tokens.is_exact[row]
+    before = (tokens.texts.starts[control] < first_content[row]) & tokens.is_exact[row]
     headers = np.unique(tokens.ids[control[before]])
     # A range is too short if it stops at a control token (`</tool_call>`) and the end token of the
     # turn follows. This does not apply if EOS follows the end token: with EOS `<|end|>`, Phi-3
@@ -363,14 +363,17 @@ def _has_no_end(tokens: PlacedTokens, at: int, messages: FlatMessages) -> bool:
     control token between it and the next content.
     """
     row = int(tokens.range_rows[at])
-    own = slice(*tokens.content_offsets[row : row + 2])
-    starts, ends = tokens.content_starts[own], tokens.content_ends[own]
-    start, end = tokens.starts[tokens.range_starts[at]], tokens.ends[tokens.range_ends[at] - 1]
+    own = slice(*tokens.contents.offsets[row : row + 2])
+    starts, ends = tokens.contents.starts[own], tokens.contents.ends[own]
+    start, end = (
+        tokens.texts.starts[tokens.range_starts[at]],
+        tokens.texts.ends[tokens.range_ends[at] - 1],
+    )
     inside = np.flatnonzero((starts >= start) & (starts < end))
     if not tokens.is_exact[row] or not len(inside) or inside[-1] + 1 == len(starts):
         return False
     span = int(inside[-1])
-    control = tokens.starts[tokens.control]
+    control = tokens.texts.starts[tokens.control]
     has_end = ((control >= ends[span]) & (control < starts[span + 1])).any()
     own = slice(*messages.offsets[row : row + 2])
     roles, contents, contexts = (
@@ -383,7 +386,7 @@ def _has_no_end(tokens: PlacedTokens, at: int, messages: FlatMessages) -> bool:
     role, message = "assistant", 0
     for begin, stop in zip(starts[: span + 1], ends[: span + 1], strict=True):
         # Find the message that the content comes from.
-        text = tokens.data[begin:stop].tobytes().decode()
+        text = tokens.texts.text[begin:stop].tobytes().decode()
         places = range(message, len(said))
         found = next((n for n in places if said[n].strip() == text.strip()), None)
         role = "assistant" if found is None else roles[found]

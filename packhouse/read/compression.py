@@ -46,12 +46,8 @@ class FileStream:
             yield from self._uncompressed()
             return
         # A byte that cannot be decoded becomes three bytes of invalid UTF-8, so its row is bad.
-        decoder = codecs.getincrementaldecoder(self.encoding)("surrogateescape")
         try:
-            for chunk in self._uncompressed():
-                if text := decoder.decode(chunk):
-                    yield text.encode("utf-8", "surrogatepass")
-            if text := decoder.decode(b"", final=True):
+            for text in codecs.iterdecode(self._uncompressed(), self.encoding, "surrogateescape"):
                 yield text.encode("utf-8", "surrogatepass")
         except UnicodeError as error:  # UTF-16 without a byte-order mark is not a decode error
             why = error.reason if isinstance(error, UnicodeDecodeError) else str(error)

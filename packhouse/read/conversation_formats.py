@@ -126,10 +126,8 @@ def is_transcript(value: object) -> bool:
         (True, False)
     """
     form = _form_of(value) if isinstance(value, str) else None
-    if form is None:
-        return False
-    speakers = form.findall(str(value))
-    return speakers[0] == "Human" and "Assistant" in speakers
+    speakers = form.findall(str(value)) if form else []
+    return speakers[:1] == ["Human"] and "Assistant" in speakers
 
 
 def read_transcript(text: str) -> list[tuple[str, str]]:

@@ -250,12 +250,10 @@ class _Decoder:
             return pa.struct([inner(field) for field in kind])
         if types.is_map(kind):
             return pa.map_(inner(kind.key_field), inner(kind.item_field))
-        if types.is_list(kind):
-            return pa.list_(inner(kind.value_field))
+        if types.is_list(kind) or types.is_fixed_size_list(kind):
+            return pa.list_(inner(kind.value_field), getattr(kind, "list_size", -1))
         if types.is_large_list(kind):
             return pa.large_list(inner(kind.value_field))
-        if types.is_fixed_size_list(kind):
-            return pa.list_(inner(kind.value_field), kind.list_size)
         storage = kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
         if storage != kind and self.plain(storage, column, depth + 1) == storage:
             return kind

@@ -444,9 +444,7 @@ def _sources_at(sources: list[SourceConfig], folder: Path) -> list[SourceConfig]
 
 
 def _at(uri: str, folder: Path) -> str:
-    if "://" in uri:
-        return uri
-    return os.path.normpath(folder / Path(uri).expanduser())
+    return uri if "://" in uri else os.path.normpath(folder / Path(uri).expanduser())
 
 
 def tokenizer_at(name: str, folder: Path) -> str:

@@ -48,10 +48,7 @@ def check_answer(talk: TracedRow, message: int, completion: Rendering) -> list[s
 
 
 def check_row(
-    talk: TracedRow,
-    records: Sequence[Rendering],
-    num_messages: int,
-    trained: Container[int],
+    talk: TracedRow, records: Sequence[Rendering], num_messages: int, trained: Container[int]
 ) -> Counter[str]:
     """Refuse a row whose records lack some of its text, or that forges a control token.
 

@@ -376,9 +376,7 @@ def make_renderer(
     return Renderer(_ENGINES[key], config, window)
 
 
-def _chat_source(
-    name: str, snapshot: TokenizerSnapshot, folder: Path | None = None
-) -> tuple[str, str]:
+def _chat_source(name: str, snapshot: TokenizerSnapshot, folder: Path | None) -> tuple[str, str]:
     """Return the Jinja source and its name for errors; the tokenizer's `folder` is for advice."""
     if name.endswith((".jinja", ".j2")):
         try:

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import accumulate, groupby, takewhile
+from itertools import accumulate, groupby, pairwise, takewhile
 from typing import Any, NamedTuple
 
 import orjson
@@ -368,12 +368,9 @@ def message_bounds(talk: TracedRow, control: re.Pattern[bytes]) -> list[Bounds]:
         if number and texts[0].start < own[number - 1][-1].end:
             raise RefusedError("template", "the template writes messages out of order")
 
-    def closing(number: int) -> int:
-        gap = text[own[number][-1].end : own[number + 1][0].start]
-        return _closing_length(talk, number, gap, control)
-
-    numbers, thinking = range(len(own) - 1), [False] * len(own)
-    closings = measure_kinds(whole, talk, numbers, thinking, closing)
+    gaps = [text[a[-1].end : b[0].start] for a, b in pairwise(own)]
+    measure = partial(_closing_length, talk, control, gaps)
+    closings = measure_kinds(whole, talk, range(len(gaps)), [False] * len(own), measure)
     ends = [own[at][-1].end + size for at, size in enumerate(closings)] + [len(text)]
     bounds: list[Bounds] = []
     for number, texts in enumerate(own):
@@ -384,11 +381,14 @@ def message_bounds(talk: TracedRow, control: re.Pattern[bytes]) -> list[Bounds]:
     return bounds
 
 
-def _closing_length(talk: TracedRow, number: int, gap: bytes, control: re.Pattern[bytes]) -> int:
+def _closing_length(
+    talk: TracedRow, control: re.Pattern[bytes], gaps: Sequence[bytes], number: int
+) -> int:
     """Return how many bytes of the gap after a message close it.
 
     They are those that the gap shares with the end of a rendering of the messages up to this one.
     """
+    gap = gaps[number]
     with suppress(RefusedError):
         shorter = talk.prefix(number + 1)
         if own := shorter.own(number):
@@ -409,10 +409,7 @@ def _unshown(talk: TracedRow, number: int, why: str) -> RefusedError:
 
 
 def add_other_turns(
-    records: Sequence[Record],
-    talk: TracedRow,
-    others: Sequence[int],
-    control: re.Pattern[bytes],
+    records: Sequence[Record], talk: TracedRow, others: Sequence[int], control: re.Pattern[bytes]
 ) -> None:
     """Train each turn of another role in the first record that writes it like the whole rendering.
 

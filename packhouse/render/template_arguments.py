@@ -135,9 +135,8 @@ def parsed_call(call: Any, has_text_arguments: bool = False) -> object:
         arguments = json.dumps(given, ensure_ascii=False)
     elif not has_text_arguments and isinstance(given, str):
         arguments = parsed_arguments(given)
-    if arguments is None:
-        return call
-    return {**call, "function": {**function, "arguments": arguments}}
+    new = {"function": {**function, "arguments": arguments}}
+    return call if arguments is None else call | new
 
 
 def parsed_arguments(text: str) -> dict[str, object] | None:
@@ -211,10 +210,7 @@ def _fitting(text: str) -> str:
 
 
 def trace_conversation(
-    messages: Messages,
-    given: TemplateArguments,
-    control: re.Pattern[str],
-    has_content_parts: bool = False,
+    messages: Messages, given: TemplateArguments, control: re.Pattern[str], has_content_parts: bool
 ) -> tuple[Messages, TemplateArguments, Trace]:
     """Return a conversation with traced texts.
 

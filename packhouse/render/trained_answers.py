@@ -620,15 +620,11 @@ class AnswerRule:
 
     def _opens_thought(self, number: int, prompt: Rendering) -> bool:
         """Return True if the prompt opens reasoning, which `format.thought_end` can close."""
-        facts, tail = self._facts, prompt.tail
-        if facts.opens_thought or ends_in_tag(tail):
+        facts, tail, opened = self._facts, prompt.tail, self._facts.opened
+        if facts.opens_thought or ends_in_tag(tail) or (opened and tail.endswith(opened)):
             return True
-        if facts.opened and tail.endswith(facts.opened):
-            return True
-        if facts.switch is None:
-            return False
         with suppress(RefusedError):
-            plain = {facts.switch.name: facts.switch.plain}
+            plain = {facts.switch.name: facts.switch.plain} if facts.switch else {}
             return not self._talk.prefix(number, plain, is_prompt=True).tail.startswith(tail)
         return False
 
@@ -649,9 +645,8 @@ class AnswerRule:
             return None
         body = called.between(start, own[-1].end)
         constants = b"".join(part.encode() for part in body.parts if isinstance(part, str))
-        if PROBE_NAME.encode() in constants:  # the call is between the texts
-            return None
-        return None if check_answer(self._talk, number, body) else body
+        is_between = PROBE_NAME.encode() in constants  # the call is between the texts
+        return None if is_between or check_answer(self._talk, number, body) else body
 
     def _check_tagged(self, number: int, body: Rendering) -> None:
         """Refuse tagged reasoning that is opened again after a prompt that already opened it.

@@ -275,9 +275,8 @@ class _Check:
             raw, weights = [{"role": "system", "content": system}, *raw], [0.0, *weights]
         text, spans, content_spans = written[0], _pairs(written[1]), _pairs(written[2])
         input_ids, ranges = tokenized or ([], [])
-        ids = None
-        if tokenized is not None and len(ranges) == len(spans):
-            ids = [input_ids[start:end] for start, end in _pairs(ranges)]
+        has_ids = len(ranges) == len(spans)
+        ids = [input_ids[start:end] for start, end in _pairs(ranges)] if has_ids else None
         answers = []
         for number, (message, weight) in enumerate(zip(raw, weights, strict=True)):
             if weight <= 0:
@@ -313,9 +312,8 @@ class _Check:
         answers: list[tuple[_Answer, int | None]] = []
         """Answers that are trained as a whole, with their span; None if there is none."""
         place = 0
-        for answer, num_spans in zip(
-            record.answers, _num_spans(record.answers, texts), strict=True
-        ):
+        of_answers = _num_spans(record.answers, texts)
+        for answer, num_spans in zip(record.answers, of_answers, strict=True):
             own = (*answer.texts, _packed(answer.thought))
             is_whole = num_spans == 1 and (
                 not answer.is_partial or all(text in texts[place] for text in own)

@@ -445,15 +445,10 @@ _CHAT: Messages = [
     {"role": "user", "content": _TEXT[2]},
     {"role": "assistant", "content": _TEXT[3]},
 ]
+_CALLS = [{"type": "function", "function": {"name": _TEXT[3], "arguments": {"a": _TEXT[4]}}}]
 _CALL: Messages = [
     _CHAT[0],
-    {
-        "role": "assistant",
-        "content": "",
-        "tool_calls": json.dumps(
-            [{"type": "function", "function": {"name": _TEXT[3], "arguments": {"a": _TEXT[4]}}}]
-        ),
-    },
+    {"role": "assistant", "content": "", "tool_calls": json.dumps(_CALLS)},
     {"role": "tool", "content": _TEXT[1]},
     {"role": "assistant", "content": _TEXT[2]},
 ]

@@ -327,11 +327,10 @@ class _Decoder:
                 # A guess: the file states this size, which may be false. `small` counts what was
                 # decoded.
                 at_once = BATCH_BYTES * num_rows // max(size, 1)  # 1,000 rows of 80 MB: 104
-                row = position
+                at_once, row = min(max(at_once, 1), _BATCH_ROWS), position
                 at(self.place)
-                for batch in self.reader.iter_batches(
-                    min(max(at_once, 1), _BATCH_ROWS), row_groups=[number], use_threads=False
-                ):
+                read = partial(self.reader.iter_batches, use_threads=False)
+                for batch in read(at_once, row_groups=[number]):
                     self.check(batch, row - position)
                     start, stop = max(first - row, 0), min(end - row, batch.num_rows)
                     if start < stop:

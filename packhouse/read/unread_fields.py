@@ -21,6 +21,7 @@ from packhouse.read.file_formats import file_error
 from packhouse.read.json_parsing import Records, Rows, value_of
 from packhouse.read.row_formats import Adapted, option_names, row_format_called
 from packhouse.recipe import SourceConfig
+from packhouse.records.message_rules import FlatMessages
 from packhouse.registry import function_of_addon
 
 ExtraFields = dict[tuple[str, ...], list[str]]
@@ -332,23 +333,19 @@ class UnreadTexts:
         place_of: Callable[[int], tuple[int, int | None]],
     ) -> None:
         """Count the fields with text that is not in the row's conversations."""
-        read: defaultdict[int, list[str]] = defaultdict(list)
+        read = defaultdict[int, list[str]](list)
         places = np.flatnonzero(np.isin(adapted.origin, list(found)))
-        messages = adapted.messages.take(pa.array(places))
-        # Conversations of [2 1] messages end at [2 3], so messages 0 1 2 are of rows 0 0 1.
-        ends = np.cumsum(messages.value_lengths())
-        of_message = adapted.origin[places][
-            np.searchsorted(ends, np.arange(len(messages.flatten())), side="right")
-        ].tolist()
-        for name in ("content", "context", "reasoning", "tool_calls"):
-            texts_read = messages.flatten().field(name).to_pylist()
-            for index, text in zip(of_message, texts_read, strict=True):
+        flat, origin = (
+            FlatMessages.of(adapted.messages.take(pa.array(places))),
+            adapted.origin[places],
+        )
+        columns = [(origin[flat.rows], text) for text in (flat.content, flat.context)]
+        columns += [(origin[flat.rows], text) for text in (flat.reasoning, flat.tool_calls)]
+        columns += [(origin, text.take(pa.array(places))) for text in (adapted.tools, arguments)]
+        for rows, texts_read in columns:
+            for index, text in zip(rows.tolist(), texts_read.to_pylist(), strict=True):
                 if text:
                     read[index].append(text)
-        for place in places.tolist():
-            for text in (adapted.tools[place].as_py(), arguments[place].as_py()):
-                if text:
-                    read[int(adapted.origin[place])].append(text)
         for index, texts in found.items():
             pieces = sorted({_plain(t) for text in read[index] for t in (text, *_texts(text))})
             # The longest first, so that a prompt is removed before a short answer that occurs in

@@ -165,9 +165,7 @@ def check_quarantine(
     checked = [line for line in ledger if line.step in ROW_STEPS]
     rows, left_out = (checked[0].rows_in, _sum(checked[0].dropped)) if checked else (0, 0)
     bad = sum(line.num_bad_rows for line in checked)
-    reasons: Counter[str] = Counter()
-    for line in checked:
-        reasons.update(line.quarantined)
+    reasons = sum_by_reason(checked, "quarantined")
     # A row has several reasons if several of its records are bad.
     is_by_record = reasons.total() > bad
     counts = ", ".join(

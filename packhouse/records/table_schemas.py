@@ -259,11 +259,8 @@ def check(artefact: str, table: pa.Table) -> None:
     number = sum(len(rows) for _, rows in broken)
     if number:
         shown = "; ".join(f"{rule} in row {rows[0]:,}" for rule, rows in broken if len(rows))
-        raise ContractError(
-            f"{artefact}: {number:,} values break the contract: {shown}",
-            artefact=artefact,
-            breaches=number,
-        )
+        what = f"{artefact}: {number:,} values break the contract: {shown}"
+        raise ContractError(what, artefact=artefact, breaches=number)
 
 
 def check_columns(artefact: str, table: pa.Table) -> None:
@@ -279,10 +276,8 @@ def check_columns(artefact: str, table: pa.Table) -> None:
             own = table.schema.field(index) if index >= 0 else None
             if own is None or not own.equals(expected):
                 fault = "is missing" if own is None else f"has type '{_type(own)}'"
-                raise ContractError(
-                    f"{artefact}: column '{expected.name}' must have type '{_type(expected)}', "
-                    f"but it {fault}"
-                )
+                rule = f"column '{expected.name}' must have type '{_type(expected)}'"
+                raise ContractError(f"{artefact}: {rule}, but it {fault}")
         raise ContractError(f"{artefact}: columns must be {schema.names}, got {table.schema.names}")
     for field in schema:
         if not field.nullable and table[field.name].null_count:

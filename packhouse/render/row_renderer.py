@@ -105,10 +105,8 @@ class RowRenderer:
         self._stops = own or dict(snapshot.stop_tokens)
         unknown = sorted(set(config.stop_tokens) - tokens)
         if unknown:
-            raise ConfigError(
-                f"format.stop_tokens: {unknown[0]!r} is not a control token of the tokenizer. Use "
-                "one of its added tokens"
-            )
+            what = f"{unknown[0]!r} is not a control token of the tokenizer"
+            raise ConfigError(f"format.stop_tokens: {what}. Use one of its added tokens")
 
     @cached_property
     def template(self) -> Template:
@@ -178,10 +176,8 @@ class RowRenderer:
         except RefusedError as error:
             if error.refusal.reason not in ("no_reasoning", "thought_lost"):
                 said = error.refusal.detail.removesuffix(f", or {NOT_TRAINED}")
-                raise TemplateError(
-                    f"{self.template.where} fails on a test question and answer: "
-                    f"{said}{self.argument_advice}"
-                ) from None
+                what = f"{self.template.where} fails on a test question and answer"
+                raise TemplateError(f"{what}: {said}{self.argument_advice}") from None
 
     def _probe(
         self, messages: Messages, arguments: Mapping[str, object] = {}, is_prompt: bool = False
@@ -433,11 +429,9 @@ def add_other_turns(
                 record.turns = sorted([*record.turns, number])
                 break
         else:
-            raise RefusedError(
-                "template",
-                f"message {number} ({talk.roles[number]}) is trained, but no record renders it "
-                "the same way as the whole conversation does. Set format.turns: whole",
-            )
+            what = f"message {number} ({talk.roles[number]}) is trained, but no record renders it "
+            what += "the same way as the whole conversation does. Set format.turns: whole"
+            raise RefusedError("template", what)
 
 
 def all_spans(
@@ -542,11 +536,9 @@ def _parts_in(
             continue
         is_same = len(said) == sizes[kind] and begins["content"] in (0, sizes["thought"])
         if not is_same or text[own.start : own.end] != said[own.first : own.last].encode():
-            raise RefusedError(
-                "template",
-                f"the parts of message {number} have different weights, but the template changes "
-                "its text. Give the message one weight",
-            )
+            what = f"the parts of message {number} have different weights, but the template "
+            what += "changes its text. Give the message one weight"
+            raise RefusedError("template", what)
         # Parts of 12 and 5 characters end at [12, 17]: characters 0 to 12 and 12 to 17 of the
         # content "Let me see. Four.", wherever it is in the rendering.
         at = own.start

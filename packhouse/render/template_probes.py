@@ -109,15 +109,11 @@ def learn_facts(
         answered = render([*QUESTION, *ANSWER])
     except RefusedError as error:
         said = error.refusal.detail.removeprefix(where).lstrip(": ")
-        raise TemplateError(
-            f"{where} rejects or rewrites a conversation of one user turn and one assistant turn "
-            f"({said}). Fix the template"
-        ) from None
+        what = "rejects or rewrites a conversation of one user turn and one assistant turn"
+        raise TemplateError(f"{where} {what} ({said}). Fix the template") from None
     if [o.field.message for o in answered.occurrences] != [0, 1]:
-        raise TemplateError(
-            f"{where} does not write the content of each message exactly once and in order. "
-            "Fix the template"
-        )
+        what = "does not write the content of each message exactly once and in order"
+        raise TemplateError(f"{where} {what}. Fix the template")
 
     def tried(messages: Messages, *how: object) -> Rendering | None:
         with suppress(RefusedError):

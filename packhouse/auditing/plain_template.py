@@ -155,12 +155,9 @@ class PlainTemplate:
         """
         try:
             with limited():
-                return self._template.render(
-                    messages=messages,
-                    tools=tools,
-                    add_generation_prompt=is_prompt,
-                    **{**self.arguments, **arguments, **(_MARKS if is_marked else {})},
-                )
+                given = {**self.arguments, **arguments, **(_MARKS if is_marked else {})}
+                given |= {"messages": messages, "tools": tools}
+                return self._template.render(given, add_generation_prompt=is_prompt)
         except MemoryError:
             raise
         except Exception as error:  # a template may raise anything

@@ -376,13 +376,10 @@ def _has_no_end(tokens: PlacedTokens, at: int, messages: FlatMessages) -> bool:
     control = tokens.texts.starts[tokens.control]
     has_end = ((control >= ends[span]) & (control < starts[span + 1])).any()
     own = slice(*messages.offsets[row : row + 2])
-    roles, contents, contexts = (
-        column[own].to_pylist() for column in (messages.role, messages.content, messages.context)
-    )
-    said = [
-        f"{content}\n{context}" if context else content
-        for content, context in zip(contents, contexts, strict=True)
-    ]
+    columns = messages.role, messages.content, messages.context
+    roles, contents, contexts = (column[own].to_pylist() for column in columns)
+    pairs = zip(contents, contexts, strict=True)
+    said = [f"{content}\n{context}" if context else content for content, context in pairs]
     role, message = "assistant", 0
     for begin, stop in zip(starts[: span + 1], ends[: span + 1], strict=True):
         # Find the message that the content comes from.
@@ -525,14 +522,9 @@ def audit_records(read: Read, num_records: int) -> dict[str, Any]:
     records = pa.Table.from_batches(sharing, None if sharing else _NO_RECORDS)
     record_ids, group_keys, sources, splits, _ = records.columns
     names = [file.split("/")[0] for file in sources.to_pylist()]
-    flat = pa.table(
-        {
-            "bits": leading_bits(record_ids),
-            "name": pa.array(names, pa.string()),
-            "is_eval": pc.equal(splits, "eval"),
-            "at": np.arange(records.num_rows),
-        }
-    )
+    facts = {"bits": leading_bits(record_ids), "name": pa.array(names, pa.string())}
+    facts |= {"is_eval": pc.equal(splits, "eval"), "at": np.arange(records.num_rows)}
+    flat = pa.table(facts)
     # Records a b a: content a is first at 0 and occurs twice.
     counted = [("at", "min"), ("at", "count"), ("is_eval", "sum")]
     contents = flat.group_by("bits").aggregate(counted).sort_by("at_min")

@@ -596,20 +596,16 @@ def _read_spans(message: dict[str, object], content: str) -> Pieces | None:
         raise BadRowError("type", f"{where} is {str(spans)[:40]!r}, not a list of spans")
     trained: list[tuple[int, int]] = []
     for span in spans:
-        begin, end, train = (
-            span.get(name) if isinstance(span, dict) else None
-            for name in ("begin_offset", "end_offset", "train")
-        )
+        stated = span if isinstance(span, dict) else {}
+        begin, end, train = map(stated.get, ("begin_offset", "end_offset", "train"))
         # Not `isinstance`, for which `true` is an int.
         if type(begin) is not int or type(end) is not int or train not in (True, False):
             what = f"{where} has {str(span)[:60]!r}, not {{begin_offset, end_offset, train}}"
             raise BadRowError("type", what)
         if not 0 <= begin <= end <= len(content):
-            raise BadRowError(
-                "type",
-                f"{where}: characters {begin} to {end} are not within the content, which has "
-                f"{len(content)}; offsets count from 0 and include the last one",
-            )
+            what = f"{where}: characters {begin} to {end} are not within the content, which has "
+            what += f"{len(content)}; offsets count from 0 and include the last one"
+            raise BadRowError("type", what)
         if train:
             trained.append((begin, min(end + 1, len(content))))
     parts, at = Pieces(), 0

@@ -18,14 +18,7 @@ from packhouse.read.chat_messages import (
     text_turn,
 )
 from packhouse.read.json_parsing import parse_text, value_of
-from packhouse.read.row_formats import (
-    MESSAGE_FIELDS,
-    Names,
-    Row,
-    RowFormat,
-    aliases,
-    check_present,
-)
+from packhouse.read.row_formats import MESSAGE_FIELDS, Names, Row, RowFormat, aliases, check_present
 from packhouse.recipe import SourceConfig
 from packhouse.system.plugins import BadRowError
 

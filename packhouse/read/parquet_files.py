@@ -258,10 +258,8 @@ class _Decoder:
         if storage != kind and self.plain(storage, column, depth + 1) == storage:
             return kind
         if storage != kind or types.is_nested(kind) or types.is_run_end_encoded(kind):
-            raise self.refusal(
-                f"column '{column}' has the unsupported type {str(kind)[:60]}. Write it as plain "
-                "values, lists or structs"
-            )
+            what = f"column '{column}' has the unsupported type {str(kind)[:60]}"
+            raise self.refusal(f"{what}. Write it as plain values, lists or structs")
         return kind
 
     def sizes(self) -> list[tuple[int, int]]:
@@ -302,10 +300,9 @@ class _Decoder:
                     try:
                         (value or b"").decode()
                     except UnicodeDecodeError as error:
-                        raise self.refusal(
-                            f"byte 0x{value[error.start]:02x} in row {row:,}, column '{name}', is "
-                            "not UTF-8. Convert the column, or remove the row"
-                        ) from None
+                        where = f"byte 0x{value[error.start]:02x} in row {row:,}, column '{name}'"
+                        fix = "Convert the column, or remove the row"
+                        raise self.refusal(f"{where}, is not UTF-8. {fix}") from None
             raise
 
     def batches(self, first: int, end: int) -> Iterator[pa.RecordBatch]:

@@ -362,10 +362,8 @@ class PluginRows(RowFormat):
         for each in conversations:
             allowed = {"messages", "tools", "label"}
             if not isinstance(each, dict) or not {"messages"} <= each.keys() <= allowed:
-                raise PluginError(
-                    f"{self.plugin} returned {_keys_of(each)}. Return a dict with 'messages' and "
-                    "optionally 'tools' and 'label'"
-                )
+                fix = "Return a dict with 'messages' and optionally 'tools' and 'label'"
+                raise PluginError(f"{self.plugin} returned {_keys_of(each)}. {fix}")
             label = each.get("label")
             if label is not None:
                 label = class_index(label, config.label_names)
@@ -484,11 +482,8 @@ def find_row_format(rows: list[Any], config: SourceConfig, uri: str) -> str:
             odd = row
     if odd is None:
         return "auto"
-    known = "; ".join(
-        f"{name}: {', '.join(known.required)}"
-        for name, known in row_formats().items()
-        if known.required
-    )
+    formats = [(name, ", ".join(known.required)) for name, known in row_formats().items()]
+    known = "; ".join(f"{name}: {fields}" for name, fields in formats if fields)
     raise SourceError(
         f"the rows of source file '{uri}' have {_keys_of(odd)}, which match no known format "
         f"({known}). {_where_rows_are(odd, is_alone=len(rows) == 1)}",
@@ -507,11 +502,9 @@ def _where_rows_are(row: object, *, is_alone: bool) -> str:
             return f"If the rows are in the list '{name}', set `rows_at: {field}`"
     kinds = set(map(type, values.values()))
     if kinds == {dict} or (kinds == {list} and len(values) > 1):
-        what = "objects" if kinds == {dict} else "columns"
-        return (
-            f"Its {what} are in one object, which packhouse cannot read. Write a list of rows, or "
-            "one object per line"
-        )
+        what = f"{'objects' if kinds == {dict} else 'columns'} are in one object"
+        fix = "Write a list of rows, or one object per line"
+        return f"Its {what}, which packhouse cannot read. {fix}"
     return "Set `format`, and `fields` if the names differ. `packhouse init FILE` suggests both"
 
 
@@ -631,11 +624,8 @@ def read_options(records: Records, config: SourceConfig) -> RowOptions:
                 arguments[index], tools[index] = _read_template_arguments(present, names)
         except BadRowError as bad:
             failures[index] = bad.reason, bad.detail
-    options = RowOptions(
-        pa.array(arguments, pa.string()),
-        pa.array(tools, pa.string()),
-        pc.cast(pa.array(weights, pa.float64()), pa.float32()),
-    )
+    factors = pc.cast(pa.array(weights, pa.float64()), pa.float32())
+    options = RowOptions(pa.array(arguments, pa.string()), pa.array(tools, pa.string()), factors)
     if failures:
         options = options.take([index for index in range(number) if index not in failures])
         records.reject(failures)

@@ -168,11 +168,9 @@ def _scan_file(
     # at its end.
     cuts = list(text_file.cut(stream))
     if stream.stored_bytes != file.size:
-        raise file_error(
-            file.uri,
-            f" changed while it was being read: it had {file.size:,} bytes, but "
-            f"{stream.stored_bytes:,} were read. Run again when nothing is writing to it",
-        )
+        sizes = f"it had {file.size:,} bytes, but {stream.stored_bytes:,} were read"
+        problem = f" changed while it was being read: {sizes}. {_AGAIN}"
+        raise file_error(file.uri, problem)
     whole = replace(whole, file_sha256=stream.stored_sha256.hexdigest(), header=text_file.header)
     shards = [replace(whole, **asdict(cut)) for cut in cuts]
     row_format: str = config.format
@@ -293,10 +291,12 @@ def _needs_all_rows(shard: SourceShard) -> bool:
     return known is not None and known.needs_all_rows
 
 
+_AGAIN = "Run again when nothing is writing to it"
+
+
 def _changed(shard: SourceShard) -> SourceError:
     place = f"bytes {shard.byte_start:,} to {shard.byte_end:,}"
-    fix = "Run again when nothing is writing to it"
-    return file_error(shard.uri, f" changed since it was scanned ({place}). {fix}")
+    return file_error(shard.uri, f" changed since it was scanned ({place}). {_AGAIN}")
 
 
 # Scan a source: cut its files into shards, find the format of its rows and the types of columns.
@@ -347,10 +347,8 @@ def scan_source(
             first.setdefault(shards[0].row_format, shards[0].uri)
     if len(first) > 1:  # all files of a source have one format, like all rows of a file
         shown = ", ".join(f"'{uri}' is {name}" for name, uri in list(first.items())[:3])
-        raise SourceError(
-            f"source '{config.path}' mixes formats: {shown}. Make each format a separate source",
-            path=config.path,
-        )
+        what = f"source '{config.path}' mixes formats: {shown}"
+        raise SourceError(f"{what}. Make each format a separate source", path=config.path)
     return [shard for shards in files for shard in _whole(shards)]
 
 

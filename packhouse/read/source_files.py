@@ -213,10 +213,9 @@ def _local_glob(pattern: Path) -> list[SourceFile]:
     real = root.resolve()
     for folder in {path.parent for path in found}:  # a worker may be allowed this root only
         if not folder.resolve().is_relative_to(real):
-            raise SourceError(
-                f"source '{folder}' is reached through a symbolic link that leads outside "
-                f"'{root}'. Use its target '{folder.resolve()}' instead"
-            )
+            what = f"is reached through a symbolic link that leads outside '{root}'"
+            fix = f"Use its target '{folder.resolve()}' instead"
+            raise SourceError(f"source '{folder}' {what}. {fix}")
     return [_local(path, root) for path in found]
 
 
@@ -246,10 +245,8 @@ def _local(path: Path, root: Path) -> SourceFile:
     if kind in _NOT_PLAIN:
         raise SourceError(f"source '{path}' is {_NOT_PLAIN[kind]}, not a plain file")
     if any("\ud800" <= letter <= "\udfff" for letter in str(path)):
-        raise SourceError(
-            f"source {os.fsencode(path)!r} has a name that is not valid UTF-8, which a manifest "
-            "cannot store. Rename the file"
-        )
+        what = "has a name that is not valid UTF-8, which a manifest cannot store. Rename the file"
+        raise SourceError(f"source {os.fsencode(path)!r} {what}")
     uri = os.path.abspath(path)  # noqa: PTH100 (resolve() would follow links of parents)
     name = path.relative_to(root).as_posix()
     return SourceFile(uri, name, status.st_size, str(status.st_mtime_ns))
@@ -331,10 +328,8 @@ def parse_hub_uri(uri: str) -> HubPath:
     """
     match = _HUB_URI.fullmatch(uri)
     if match is None:
-        raise SourceError(
-            f"source '{uri}' is not a path in a dataset repository. Expected "
-            "hf://datasets/ORG/NAME[@REVISION]/PATH"
-        )
+        what = "is not a path in a dataset repository"
+        raise SourceError(f"source '{uri}' {what}. Expected hf://datasets/ORG/NAME[@REVISION]/PATH")
     repo, revision, path = match.groups()
     revision = (revision or "main").replace("%2F", "/")
     return HubPath(repo=repo, revision=revision, path=(path or "").strip("/"))

@@ -142,9 +142,8 @@ class Conversations:
         starts = self.messages.offsets
         codes = np.insert(codes, starts[1:], 0 if of_rows is None else of_rows)
         bounds = (starts + np.arange(len(starts))) * 8
-        keys = pa.Array.from_buffers(
-            pa.large_binary(), len(self.row), [None, pa.py_buffer(bounds), pa.py_buffer(codes)]
-        )
+        buffers = [None, pa.py_buffer(bounds), pa.py_buffer(codes)]
+        keys = pa.Array.from_buffers(pa.large_binary(), len(self.row), buffers)
         rows = np.flatnonzero(wanted)
         encoded = pc.dictionary_encode(keys.take(pa.array(rows)))
         of_row = encoded.indices.to_numpy()

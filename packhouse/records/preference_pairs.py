@@ -182,11 +182,9 @@ def _joined(chosen: pa.Table, rejected: pa.Table) -> pa.Table:
     ranges = [read_ranges(table["trained_ranges"]) for table in (chosen, rejected)]
     # The chosen answer is [2, 4) of 4 tokens, the rejected one [2, 3): in the record, these are
     # [2, 4) and [6, 7).
-    spans = [
-        np.stack([getattr(ranges[0], name), getattr(ranges[1], name) + num_tokens[0]], axis=1)
-        for name in ("starts", "ends")
-    ]
-    starts, ends = (each.ravel().astype(np.int32) for each in spans)
+    first, second = ranges
+    pairs = (first.starts, second.starts + num_tokens[0]), (first.ends, second.ends + num_tokens[0])
+    starts, ends = (np.stack(pair, axis=1).ravel().astype(np.int32) for pair in pairs)
     columns = {
         "input_ids": list_array(pa.array(values), offsets[::2], pa.int32()),
         "trained_ranges": ranges_array(starts, ends, np.full(chosen.num_rows, 2)),

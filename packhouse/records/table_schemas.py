@@ -214,12 +214,10 @@ def refused_rows(table: pa.Table, faults: Mapping[int, tuple[str, str]], step: s
     if not faults:
         return QUARANTINED.empty_table()
     rows = sorted(faults)
-    places = table.select(["source", "row"]).take(pa.array(rows, pa.int64())).to_pylist()
-    empty = {"step": step, "raw": b"", "raw_size": 0, "raw_sha256": ""}
-    bad = [
-        {**place, **empty, "reason": faults[row][0], "detail": faults[row][1]}
-        for place, row in zip(places, rows, strict=True)
-    ]
+    bad = table.select(["source", "row"]).take(pa.array(rows, pa.int64())).to_pylist()
+    for place, row in zip(bad, rows, strict=True):
+        place |= {"step": step, "raw": b"", "raw_size": 0, "raw_sha256": ""}
+        place["reason"], place["detail"] = faults[row]
     return pa.Table.from_pylist(bad, schema=QUARANTINED)
 
 

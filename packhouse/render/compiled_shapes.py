@@ -115,10 +115,8 @@ class FieldColumns:
         encoded = pc.dictionary_encode(conversations.tools)
         definitions = _parsed(encoded.dictionary)
         owned = [[function_of(tool) for tool in tools] for tools in definitions]
-        of_tools = [
-            numbers[("tools", *map(_shape, tools, functions, repeat(is_field)))]
-            for tools, functions in zip(definitions, owned, strict=True)
-        ]
+        pairs = zip(definitions, owned, strict=True)
+        of_tools = [numbers[("tools", *map(_shape, *pair, repeat(is_field)))] for pair in pairs]
         codes = encoded.indices.fill_null(len(definitions)).to_numpy()
         starts = np.append(0, np.cumsum([len(tools) for tools in definitions], dtype=np.int64))
         self._tools: list[object] = [tool for tools in definitions for tool in tools]

@@ -379,12 +379,8 @@ class ChatTemplate:
         """
         try:
             with limited():
-                pieces = self._template.generate(
-                    messages=messages,
-                    tools=tools,
-                    add_generation_prompt=is_prompt,
-                    **{**self._arguments, **arguments},
-                )
+                given = {**self._arguments, **arguments, "messages": messages, "tools": tools}
+                pieces = self._template.generate(given, add_generation_prompt=is_prompt)
                 text = join_texts("", pieces)
             str.encode(text)  # raises for lone surrogates, which cannot be stored
             return text

@@ -119,11 +119,9 @@ class RowRenderer:
         unread = sorted(set(own) - template.names)
         if unread:
             known = sorted(template.names - {*_ALWAYS, *tokens, *DEFAULTS})[:20]
-            raise TemplateError(
-                f"{where} does not read {unread[0][:60]!r} from format.chat_template_kwargs (it "
-                f"reads: {', '.join(name[:60] for name in known) or 'no arguments'}). Correct the "
-                "name, or remove it"
-            )
+            read = ", ".join(name[:60] for name in known) or "no arguments"
+            what = f"{where} does not read {unread[0][:60]!r} from format.chat_template_kwargs"
+            raise TemplateError(f"{what} (it reads: {read}). Correct the name, or remove it")
         return template
 
     @cached_property

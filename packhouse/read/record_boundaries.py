@@ -144,12 +144,13 @@ class TextFile(ABC):
         return parse_pieces(data, self.spans(data), max_row_bytes)
 
     def sample(self, head: bytes) -> list[object]:
-        """Return the first rows, to detect their format; None if one is not valid JSON.
+        """Return the first rows that are valid JSON, to detect their format.
 
         Args:
             head: first bytes of the file, from its first record.
         """
-        return [json_in(head[start:end]) for start, end in self.spans(head)[:SAMPLE_ROWS]]
+        rows = (json_in(head[start:end]) for start, end in self.spans(head)[:SAMPLE_ROWS])
+        return [row for row in rows if row is not None]
 
     def count(self, data: bytearray, *, is_last: bool) -> int | None:
         """Count the records of a shard; None if unknown but not 0."""
@@ -525,7 +526,7 @@ class ArrayFile(TextFile):
         return between(data, split_elements(data).commas)
 
     def sample(self, head: bytes) -> list[object]:
-        """Return the first elements; None if one is not valid JSON."""
+        """Return the first elements that are valid JSON."""
         return super().sample(head[: split_elements(head).end])
 
     def parse(self, data: bytes, max_row_bytes: int, num_rows: int | None = None) -> Records:

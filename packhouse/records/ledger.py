@@ -242,7 +242,7 @@ def filters_of(sources: Iterable[Mapping[str, Any]]) -> list[Filter]:
     """
     found: dict[tuple[str, str], Filter] = {}
     for each in sources:
-        where = each.get("settings", {}).get("where") or []
+        where = (each.get("settings") or {}).get("where") or []
         left_out = each.get("filtered", {})
         if isinstance(where, str):
             left_out = {where: each.get("dropped", {}).get("filtered", 0), **left_out}

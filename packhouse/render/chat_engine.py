@@ -227,14 +227,13 @@ def render_rows(
         notes.update(done.notes)
         kept += [row] * len(done.records)
         records += done.records
+    trained = [record.trained for record in records]
+    weights = np.array([span.weight for spans in trained for span in spans], np.float32)
     columns = [
         pa.array([record.rendering.text for record in records], pa.string()),
         _lists([each.content for each in records]),
-        _lists([[span[:2] for span in record.trained] for record in records]),
-        weights_column(
-            np.array([s.weight for record in records for s in record.trained], np.float32),
-            np.array([len(record.trained) for record in records], np.int64),
-        ),
+        _lists([[span[:2] for span in spans] for spans in trained]),
+        weights_column(weights, np.array([len(spans) for spans in trained], np.int64)),
     ]
     extents = np.fromiter((record.extent for record in records), np.object_)
     filled = Filled(np.array(kept, np.int64), extents, pa.table(columns, schema=TEXTS))

@@ -178,15 +178,13 @@ def _alpaca(shape: Shape, ends: Ends, config: FormatConfig) -> CompiledTemplate 
 
 def _completion(shape: Shape, ends: Ends, config: FormatConfig) -> CompiledTemplate | Refusal:
     system, turns = _split_system(shape)
-    roles = [turn.role for turn in turns]
-    if roles not in (["user", "assistant"], ["assistant"]):
+    if [turn.role for turn in turns] not in (["user", "assistant"], ["assistant"]):
         return _unfit(shape, "completion takes one prompt and one answer")
-    pieces = _Pieces(ends)
+    pieces, answer = _Pieces(ends), len(shape) - 1
     if system:
         pieces.add(0, [], [Hole(("text", 0)), "\n"])
-    for number, _ in enumerate(turns[:-1], start=system):
+    for number in range(system, answer):
         pieces.add(number, [], _whole(shape, number))
-    answer = len(shape) - 1
     pieces.add(answer, [], [Hole(("text", answer)), ends.eos])
     return pieces.compiled(shape, config)
 
@@ -255,11 +253,9 @@ def make_single_turn(
         ends = ends if ends.bos and ends.eos else ends_of(snapshot, eos)
         return SingleTurnEngine(_sequence_classification, ends, needs_label=True)
     if not eos:
-        raise TemplateError(
-            f"template '{name}' ends answers with EOS, but the tokenizer ({snapshot.class_name}) "
-            "has none, so the model would never learn to stop. Set eos_token in its "
-            "tokenizer_config.json, or use `sequence_classification`."
-        )
+        what = f"template '{name}' ends answers with EOS, but the tokenizer ({snapshot.class_name})"
+        fix = "Set eos_token in its tokenizer_config.json, or use `sequence_classification`."
+        raise TemplateError(f"{what} has none, so the model would never learn to stop. {fix}")
     ends = ends_of(snapshot, eos)
     if name == "text":
         return SingleTurnEngine(_text, ends)

@@ -30,9 +30,10 @@ from packhouse.cli import cache_option, json_option, number_option
 from packhouse.errors import ConfigError, IntegrityError, PackhouseError, QuarantineLimitError
 from packhouse.read import SourceShard, read_shard, scan_source
 from packhouse.read.compression import lines_of_rows, place_of
-from packhouse.read.csv_files import DELIMITERS, parse_delimited
+from packhouse.read.csv_files import DELIMITERS
 from packhouse.read.record_boundaries import LinesFile
 from packhouse.read.row_formats import row_format_of, row_formats
+from packhouse.read.sharding import TEXT_FILES
 from packhouse.read.source_files import source_name
 from packhouse.recipe import Recipe, SourceConfig
 from packhouse.recipe.recipe_file import is_recipe_path
@@ -188,8 +189,8 @@ def _from_delimited(raw: str, file: str, config: SourceConfig) -> object:
     shard = shards.get(file)
     if shard is None or shard.file_format not in DELIMITERS:
         return raw
-    delimiter = DELIMITERS[shard.file_format]
-    records = parse_delimited(raw.encode(), shard.header or (), delimiter, len(raw.encode()) + 1)
+    text_file = TEXT_FILES[shard.file_format](shard.uri, header=shard.header)
+    records = text_file.parse(raw.encode(), len(raw.encode()) + 1)
     return records.rows[0] if len(records.rows) == 1 and not records.failures else raw
 
 

@@ -227,10 +227,8 @@ def _findings(audit: Audit, config: AuditConfig) -> Iterator[_Finding]:
             f"{row.source} row {row.row:,} matches {row.benchmark} ('{row.words}')"
             for row in shared.worst[:2]
         )
-        text = (
-            f"{number:,} of {counted(shared.rows, 'row')} ({number / max(shared.rows, 1):.2%}) "
-            f"share {shared.ngram} consecutive words with a benchmark: {', '.join(named)}"
-        )
+        text = f"{_share(number, shared.rows)} share {shared.ngram} consecutive words with a "
+        text += f"benchmark: {', '.join(named)}"
         limit, allowed = "max_contaminated", config.max_contaminated
         yield _Finding("contaminated", "", number, shared.rows, text, limit, allowed, shared.worst)
     if audit.inference and audit.inference.turns != "whole":  # `whole` trains others on purpose
@@ -240,10 +238,7 @@ def _findings(audit: Audit, config: AuditConfig) -> Iterator[_Finding]:
     for found in audit.checks.values():
         number, total = found.failed, found.rows
         named = (f"{row.source} row {row.row:,} ({row.detail})" for row in found.worst[:2])
-        text = (
-            f"{found.plugin} rejects {number:,} of {counted(total, 'row')} "
-            f"({number / max(total, 1):.2%}): {', '.join(named)}"
-        )
+        text = f"{found.plugin} rejects {_share(number, total)}: {', '.join(named)}"
         limit, allowed = "max_failed_checks", config.max_failed_checks
         yield _Finding("failed_checks", "", number, total, text, limit, allowed, found.worst)
     # Without a limit: the split keeps equal groups together, so any record here is a fault of ours.
@@ -252,11 +247,12 @@ def _findings(audit: Audit, config: AuditConfig) -> Iterator[_Finding]:
     yield _Finding("both_sides", "", number, audit.dataset.get("rows", 0), text)
 
 
+def _share(number: int, rows: int, limit: str = "") -> str:
+    return f"{number:,} of {counted(rows, 'row')} ({number / max(rows, 1):.2%}{limit})"
+
+
 def _shares(
-    config: AuditConfig,
-    source: str,
-    counts: Counters,
-    limits: Mapping[str, tuple[str, str, str]],
+    config: AuditConfig, source: str, counts: Counters, limits: Mapping[str, tuple[str, str, str]]
 ) -> Iterator[_Finding]:
     for limit, (kind, of, says) in limits.items():
         number, total = counts.get(kind, 0), counts.get(of, 0)
@@ -297,10 +293,8 @@ def _quality(found: Quality, config: AuditConfig) -> Iterator[_Finding]:
             number, total = counts.get(counter, 0), counts["rows"]
             rows = _rows_of(source, found.worst.get(counter, ()))
             named = ", ".join(f"{row.source} row {row.row:,}" for row in rows[:3])
-            text = (
-                f"{number:,} of {counted(total, 'row')} ({number / max(total, 1):.2%}, "
-                f"limit {allowed:.2%}) {says}{': ' * bool(named)}{named}"
-            )
+            share = _share(number, total, f", limit {allowed:.2%}")
+            text = f"{share} {says}{': ' * bool(named)}{named}"
             limit = f"quality.max_{counter}"
             yield _Finding(counter, source, number, total, text, limit, allowed, rows)
 

@@ -40,7 +40,7 @@ import pyarrow.compute as pc
 from packhouse.auditing.plain_template import PlainTemplate, PromptError, open_template
 from packhouse.auditing.token_checks import NUM_WORST, Side, read_sides
 from packhouse.recipe import FormatConfig, Recipe
-from packhouse.recipe.sections import CHAT_TEMPLATES, is_renderer
+from packhouse.recipe.sections import is_chat
 from packhouse.records.arrays import Bools, Int64s, one_chunk
 from packhouse.records.conversation_shapes import has_thinking
 from packhouse.records.message_rules import ASSISTANT, FlatMessages
@@ -75,8 +75,7 @@ _THINK_TAG = re.compile("</?think>")
 def has_prompts(config: FormatConfig) -> bool:
     """Return True if answers have a prompt to check: a chat template, and not `train_on: all`."""
     name = config.template
-    is_jinja = name.endswith((".jinja", ".j2")) or name in CHAT_TEMPLATES
-    return (is_jinja or is_renderer(name)) and config.train_on != "all"
+    return is_chat(name) and not name.startswith("dart-math/") and config.train_on != "all"
 
 
 class _Answer(NamedTuple):
@@ -97,9 +96,8 @@ class _Answer(NamedTuple):
 class _Record:
     """A trained record."""
 
-    source: str
-    row: int
-    record_id: str
+    place: dict[str, object]
+    """Its source, row and record id."""
     messages: Messages
     """Messages in the form that the template takes."""
     tools: object
@@ -125,20 +123,10 @@ class _Conversation(NamedTuple):
     arguments: str | None
 
 
-class _Text(NamedTuple):
-    """Columns of its text, schema FORMATTED."""
-
-    text: str
-    trained_spans: list[dict[str, int]]
-    content_spans: list[dict[str, int]]
-
-
-class _Tokens(NamedTuple):
-    """Columns of its tokens, schema TOKENIZED."""
-
-    input_ids: list[int]
-    trained_ranges: list[dict[str, int]]
-
+_TEXT = ("text", "trained_spans", "content_spans")
+"""Columns of its text, schema FORMATTED."""
+_TOKENS = ("input_ids", "trained_ranges")
+"""Columns of its tokens, schema TOKENIZED."""
 
 _Fault = tuple[str, str, str]
 """Problem, actual text and expected text."""
@@ -253,7 +241,7 @@ class _Check:
         self.counts.records_checked += len(chosen)
         texts = side.formatted.take(pa.array(aligned[chosen]))
         tokens = pc.index_in(texts["record_id"], value_set=one_chunk(side.tokenized["record_id"]))
-        tokenized = side.tokenized.select(_Tokens._fields)
+        tokenized = side.tokenized.select(_TOKENS)
         # Look at all records, because another record of the same row may have the reasoning.
         thoughts = FlatMessages.of_table(side.conversations)
         thinks = pa.array(thoughts.sums(has_thinking(thoughts)) > 0)
@@ -263,23 +251,21 @@ class _Check:
             for number, columns, text, token in zip(
                 numbers.tolist(),
                 _rows(talks.select(_Conversation._fields).take(pa.array(numbers))),
-                _rows(texts.select(_Text._fields).slice(first, _BATCH)),
+                _rows(texts.select(_TEXT).slice(first, _BATCH)),
                 tokens[first : first + _BATCH].to_pylist(),
                 strict=True,
             ):
                 talk = _Conversation(*columns)
                 own = weights[slice(*messages.offsets[number : number + 2])].tolist()
-                its_tokens = None
-                if token is not None:
-                    its_tokens = _Tokens(*next(_rows(tokenized.slice(token, 1))))
+                its_tokens = None if token is None else next(_rows(tokenized.slice(token, 1)))
                 row_thinks = (talk.source, talk.row) in thinking
-                yield self._record(talk, _Text(*text), its_tokens, own, row_thinks)
+                yield self._record(talk, text, its_tokens, own, row_thinks)
 
     def _record(
         self,
         talk: _Conversation,
-        text: _Text,
-        tokenized: _Tokens | None,
+        written: tuple[Any, ...],
+        tokenized: tuple[Any, ...] | None,
         weights: list[float],
         row_thinks: bool,
     ) -> _Record:
@@ -287,11 +273,10 @@ class _Check:
         system, tools = self.config.system, self.config.chat_template_kwargs.get("tools")
         if system is not None and all(message["role"] != "system" for message in raw):
             raw, weights = [{"role": "system", "content": system}, *raw], [0.0, *weights]
-        spans = _pairs(text.trained_spans)
-        ids = None
-        if tokenized is not None and len(tokenized.trained_ranges) == len(spans):
-            ranges = _pairs(tokenized.trained_ranges)
-            ids = [tokenized.input_ids[start:end] for start, end in ranges]
+        text, spans, content_spans = written[0], _pairs(written[1]), _pairs(written[2])
+        input_ids, ranges = tokenized or ([], [])
+        has_ids = len(ranges) == len(spans)
+        ids = [input_ids[start:end] for start, end in _pairs(ranges)] if has_ids else None
         answers = []
         for number, (message, weight) in enumerate(zip(raw, weights, strict=True)):
             if weight <= 0:
@@ -307,31 +292,28 @@ class _Check:
             known = () if has_tags and not is_partial else (_packed(content),)
             answers.append(_Answer(number, is_assistant, is_partial, known, thought))
         return _Record(
-            source=talk.source,
-            row=talk.row,
-            record_id=talk.record_id,
+            place={"source": talk.source, "row": talk.row, "record_id": talk.record_id},
             messages=self.template.fit(raw),
             tools=json.loads(talk.tools) if talk.tools else tools,
             arguments=json.loads(talk.arguments or "{}"),
             answers=answers,
             row_thinks=row_thinks,
-            text=text.text.encode(),
+            text=text.encode(),
             spans=spans,
-            content=_pairs(text.content_spans),
+            content=content_spans,
             ids=ids,
         )
 
     def add(self, record: _Record) -> None:
         """Check the answers of a record."""
-        at(f"{record.source} row {record.row}")
+        at("{source} row {row}".format(**record.place))
         counts = self.counts
         texts = [_packed(record.text[a:b].decode(errors="replace")) for a, b in record.spans]
         answers: list[tuple[_Answer, int | None]] = []
         """Answers that are trained as a whole, with their span; None if there is none."""
         place = 0
-        for answer, num_spans in zip(
-            record.answers, _num_spans(record.answers, texts), strict=True
-        ):
+        of_answers = _num_spans(record.answers, texts)
+        for answer, num_spans in zip(record.answers, of_answers, strict=True):
             own = (*answer.texts, _packed(answer.thought))
             is_whole = num_spans == 1 and (
                 not answer.is_partial or all(text in texts[place] for text in own)
@@ -361,19 +343,9 @@ class _Check:
                 num_known = sum(worst["finding"] == finding for worst in self.worst)
                 if each is None or num_known >= NUM_WORST:
                     continue
-                what, text, expected = each
-                self.worst.append(
-                    {
-                        "finding": finding,
-                        "source": record.source,
-                        "row": record.row,
-                        "record_id": record.record_id,
-                        "value": answer.number,
-                        "what": what,
-                        "text": text,
-                        "expected": expected,
-                    }
-                )
+                said = dict(zip(("what", "text", "expected"), each, strict=True))
+                where = record.place | {"value": answer.number}
+                self.worst.append({"finding": finding, **where, **said})
 
     # A template behaves differently in other places: by a rule learned from two probes,
     # 375 of 1,134 answers (21 templates) had another prompt or completion than at inference.
@@ -403,9 +375,8 @@ class _Check:
             if is_right is None:
                 is_right = not self._can_be_plain(record, answer, first)
             if not is_right:
-                return _difference(
-                    "it follows the prompt for the other thinking mode", before, first
-                )
+                what = "it follows the prompt for the other thinking mode"
+                return _difference(what, before, first)
             said = record.text[start:end].decode(errors="replace")
             if _packed(answer.thought) not in _packed(said):
                 return THOUGHT_LOST, said[:_SHOWN], answer.thought[:_SHOWN]
@@ -501,10 +472,7 @@ def _packed(text: str) -> str:
 
 
 def _choose(
-    talks: pa.Table,
-    messages: FlatMessages,
-    is_trained: Bools,
-    has_answer: Bools,
+    talks: pa.Table, messages: FlatMessages, is_trained: Bools, has_answer: Bools
 ) -> Int64s:
     """Return the rows to check: all if there are few, otherwise a sample spread evenly over shapes.
 
@@ -673,7 +641,6 @@ def inference_line(audit: Mapping[str, Any]) -> str:
     if partly:
         line += f"; {counted(partly, 'answer')} trained in part"
     if found["turns"] == "whole" and min(right, stopped) < answers:
-        line += (
-            ". The model would not generate the other answers; set format.turns to joined or exact"
-        )
+        line += ". The model would not generate the other answers; set format.turns to joined or "
+        line += "exact"
     return line

@@ -9,8 +9,9 @@ worker.
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, partial
 from importlib import resources
 from itertools import product
 from pathlib import Path
@@ -30,7 +31,7 @@ from packhouse.recipe.sections import CHAT_TEMPLATES, is_renderer
 from packhouse.registry import function_of_addon
 from packhouse.render.jinja_sandbox import values_to_try
 from packhouse.render.rendered_texts import RefusedError
-from packhouse.render.template_arguments import MessageForm, Messages, chat_messages, in_parts
+from packhouse.render.template_arguments import MessageForm, Messages, best_form, chat_messages
 from packhouse.render.text_positions import Template
 from packhouse.system.plugins import find_plugin
 from packhouse.system.worker import limited
@@ -69,12 +70,9 @@ class _Environment(ImmutableSandboxedEnvironment):
         """Look up `message.role`, `loop.index0` or `namespace.name`: a third of the time."""
         if type(obj) is dict and attribute not in _DICT_METHODS:
             return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
-        if (
-            type(obj) in (LoopContext, Namespace)
-            and attribute[0] != "_"
-            and hasattr(obj, attribute)
-        ):
-            return getattr(obj, attribute)
+        if type(obj) in (LoopContext, Namespace) and attribute[0] != "_":
+            with suppress(AttributeError):
+                return getattr(obj, attribute)
         return super().getattr(obj, attribute)
 
 
@@ -157,23 +155,16 @@ class PlainTemplate:
         """
         try:
             with limited():
-                return self._template.render(
-                    messages=messages,
-                    tools=tools,
-                    add_generation_prompt=is_prompt,
-                    **{**self.arguments, **arguments, **(_MARKS if is_marked else {})},
-                )
+                given = {**self.arguments, **arguments, **(_MARKS if is_marked else {})}
+                given |= {"messages": messages, "tools": tools}
+                return self._template.render(given, add_generation_prompt=is_prompt)
         except MemoryError:
             raise
         except Exception as error:  # a template may raise anything
             raise PromptError(f"{error}"[:200]) from None
 
     def text_before_block(
-        self,
-        prompt: str,
-        messages: Messages,
-        tools: object = None,
-        arguments: Mapping[str, object] = {},
+        self, prompt: str, messages: Messages, tools: object, arguments: Mapping[str, object]
     ) -> str:
         """Return the beginning of the last answer that comes before its generation block.
 
@@ -211,40 +202,24 @@ class PlainTemplate:
         # Some templates fail without documents.
         tries: list[dict[str, object]] = [{}, {"documents": _DOCUMENTS}]
         for documents in tries:
-            try:
+            with suppress(PromptError):
                 return self.render(given, None, documents | arguments, is_prompt=is_prompt)
-            except PromptError:
-                continue
         return None
 
     def fit(self, messages: Messages, form: MessageForm | None = None) -> Messages:
         """Convert canonical messages to a form, by default the one that the template takes."""
-        form = form or self._form
-        made = chat_messages(messages, form)
-        if form.has_content_parts:
-            for message in made:
-                message["content"] = in_parts(message["content"])
-        return made
+        return chat_messages(messages, form or self._form)
 
     @cached_property
     def _form(self) -> MessageForm:
         """First message form in which no text is lost; otherwise, the first that renders at all."""
         plain, parts = MessageForm(), MessageForm(has_content_parts=True)
         only_parts = not self._writes(_CHAT[:2], plain) and bool(self._writes(_CHAT[:2], parts))
-        # Objects are tried before text, and no ids before ids, because most templates take these.
-        is_numbered = self._config.call_ids is not None
-        forms = [
-            MessageForm(
-                has_ids=ids and not is_numbered,
-                has_function_ids=is_numbered,
-                has_text_arguments=text,
-                has_content_parts=only_parts,
-            )
-            for text, ids in product((False, True), repeat=2)
-        ]
-        written = [self._writes(_CALL, form) for form in forms]
-        best = next((each for each in (True, False) if each in written), written[0])
-        return forms[written.index(best)]
+        return best_form(
+            partial(self._writes, _CALL),
+            has_function_ids=self._config.call_ids is not None,
+            has_content_parts=only_parts,
+        )
 
     def _writes(self, messages: Messages, form: MessageForm) -> bool | None:
         """Return True if all texts of a probe are written, None if the template rejects it."""
@@ -327,12 +302,10 @@ class PlainTemplate:
         for (asked, last), mode in product(_ASKED, self._modes):
             prompt = self.probe(asked, is_prompt=True, **mode)
             bare = self.probe(asked, is_prompt=False, **mode)
-            if prompt is None:
-                continue
-            if bare is not None and prompt.startswith(bare) and prompt != bare:
-                found[prompt.removeprefix(bare)] = None
-            else:
-                found[prompt.rpartition(last)[2]] = None
+            if prompt is not None:
+                is_longer = bare is not None and prompt.startswith(bare)
+                added = prompt[len(bare or "") :] if is_longer else ""
+                found[added or prompt.rpartition(last)[2]] = None
         return [opening for opening in found if opening]
 
     @cached_property
@@ -469,15 +442,10 @@ _CHAT: Messages = [
     {"role": "user", "content": _TEXT[2]},
     {"role": "assistant", "content": _TEXT[3]},
 ]
+_CALLS = [{"type": "function", "function": {"name": _TEXT[3], "arguments": {"a": _TEXT[4]}}}]
 _CALL: Messages = [
     _CHAT[0],
-    {
-        "role": "assistant",
-        "content": "",
-        "tool_calls": json.dumps(
-            [{"type": "function", "function": {"name": _TEXT[3], "arguments": {"a": _TEXT[4]}}}]
-        ),
-    },
+    {"role": "assistant", "content": "", "tool_calls": json.dumps(_CALLS)},
     {"role": "tool", "content": _TEXT[1]},
     {"role": "assistant", "content": _TEXT[2]},
 ]

@@ -18,7 +18,7 @@ Findings:
 
 import json
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
@@ -83,9 +83,8 @@ def answer_bytes(
     users, rows = np.append(0, np.cumsum(flat.roles == USER)), flat.rows[at]
     is_earlier = users[at] < users[flat.offsets[rows + 1]]
     texts, contents = one_chunk(formatted["text"]), content.take(at).to_pylist()
-    for message, row, earlier, text in zip(
-        at.tolist(), rows.tolist(), is_earlier, contents, strict=True
-    ):
+    of_messages = at.tolist(), rows.tolist(), is_earlier, contents
+    for message, row, earlier, text in zip(*of_messages, strict=True):
         whole = text.strip()
         # A record that ends with this answer does not show whether its row continues.
         is_cut = config.reasoning == "train_last" and (earlier or config.turns != "whole")
@@ -248,10 +247,9 @@ def worst_rows(table: pa.Table, values: Int64s) -> list[dict[str, object]]:
     """Return the rows with the highest values above 0; among equal values, the first rows."""
     bad = np.flatnonzero(values > 0)
     chosen = bad[np.argsort(-values[bad], kind="stable")[:NUM_WORST]]
-    rows = table.select(["source", "row", "record_id"]).take(pa.array(chosen)).to_pylist()
-    return [
-        row | {"value": value} for row, value in zip(rows, values[chosen].tolist(), strict=True)
-    ]
+    rows = table.select(["source", "row", "record_id"]).take(pa.array(chosen))
+    found: list[dict[str, object]] = rows.append_column("value", [values[chosen]]).to_pylist()
+    return found
 
 
 def _coverage(
@@ -260,10 +258,10 @@ def _coverage(
     """Return, per row, the bytes of answers that are not trained, and of prompts that are."""
     first, last = tokens.range_starts, tokens.range_ends - 1
     known = tokens.is_exact[tokens.range_rows]
-    trained = Intervals.of(tokens.starts[first[known]], tokens.ends[last[known]])
-    of_spans = trained.within(tokens.content_starts, tokens.content_ends)
+    trained = Intervals.of(tokens.texts.starts[first[known]], tokens.texts.ends[last[known]])
+    of_spans = trained.within(tokens.contents.starts, tokens.contents.ends)
     # Three contents, two in row 0 and one in row 1, with trained bytes [0 12 7] -> rows [12 7].
-    covered = np.diff(np.append(0, np.cumsum(of_spans))[tokens.content_offsets])
+    covered = np.diff(np.append(0, np.cumsum(of_spans))[tokens.contents.offsets])
     missing = np.where(tokens.is_exact, np.maximum(due - covered, 0), 0)
     surplus = np.where(tokens.is_exact, np.maximum(covered - own, 0), 0)
     if config.train_on == "all" and "system" not in config.never_train:
@@ -306,16 +304,15 @@ def _find_ends(
     ends = np.unique(tokens.ids[last[is_ended & (is_exact if is_exact.any() else True)]])
     # Use rows whose first message has text; otherwise the first content belongs to a later turn,
     # and tokens before it may end the first.
-    counts = np.diff(tokens.content_offsets)
+    counts = np.diff(tokens.contents.offsets)
     first = messages.content.take(pa.array(messages.offsets[:-1]))
     filled = np.flatnonzero((counts > 0) & (num_bytes(pc.utf8_trim_whitespace(first)) > 0))
     first_content = np.full(len(counts), -1, np.int64)
     if len(filled):
-        first_content[filled] = np.minimum.reduceat(
-            tokens.content_starts, tokens.content_offsets[:-1][filled]
-        )
+        begins = tokens.contents.offsets[:-1][filled]
+        first_content[filled] = np.minimum.reduceat(tokens.contents.starts, begins)
     row = tokens.row_of(control)
-    before = (tokens.starts[control] < first_content[row]) & tokens.is_exact[row]
+    before = (tokens.texts.starts[control] < first_content[row]) & tokens.is_exact[row]
     headers = np.unique(tokens.ids[control[before]])
     # A range is too short if it stops at a control token (`</tool_call>`) and the end token of the
     # turn follows. This does not apply if EOS follows the end token: with EOS `<|end|>`, Phi-3
@@ -339,9 +336,8 @@ def _find_ends(
     # In valid data, the only ranges left are of turns for which the template writes no end token,
     # so a loop is fast enough.
     for number in np.flatnonzero(~is_ended).tolist():
-        is_ended[number] = _ends_blank(tokens, number, int(last[number])) or _has_no_end(
-            tokens, number, messages
-        )
+        is_blank = _ends_blank(tokens, number, int(last[number]))
+        is_ended[number] = is_blank or _has_no_end(tokens, number, messages)
     return _Ends(is_ended, ends, headers)
 
 
@@ -367,27 +363,27 @@ def _has_no_end(tokens: PlacedTokens, at: int, messages: FlatMessages) -> bool:
     control token between it and the next content.
     """
     row = int(tokens.range_rows[at])
-    own = slice(*tokens.content_offsets[row : row + 2])
-    starts, ends = tokens.content_starts[own], tokens.content_ends[own]
-    start, end = tokens.starts[tokens.range_starts[at]], tokens.ends[tokens.range_ends[at] - 1]
+    own = slice(*tokens.contents.offsets[row : row + 2])
+    starts, ends = tokens.contents.starts[own], tokens.contents.ends[own]
+    start, end = (
+        tokens.texts.starts[tokens.range_starts[at]],
+        tokens.texts.ends[tokens.range_ends[at] - 1],
+    )
     inside = np.flatnonzero((starts >= start) & (starts < end))
     if not tokens.is_exact[row] or not len(inside) or inside[-1] + 1 == len(starts):
         return False
     span = int(inside[-1])
-    control = tokens.starts[tokens.control]
+    control = tokens.texts.starts[tokens.control]
     has_end = ((control >= ends[span]) & (control < starts[span + 1])).any()
     own = slice(*messages.offsets[row : row + 2])
-    roles, contents, contexts = (
-        column[own].to_pylist() for column in (messages.role, messages.content, messages.context)
-    )
-    said = [
-        f"{content}\n{context}" if context else content
-        for content, context in zip(contents, contexts, strict=True)
-    ]
+    columns = messages.role, messages.content, messages.context
+    roles, contents, contexts = (column[own].to_pylist() for column in columns)
+    pairs = zip(contents, contexts, strict=True)
+    said = [f"{content}\n{context}" if context else content for content, context in pairs]
     role, message = "assistant", 0
     for begin, stop in zip(starts[: span + 1], ends[: span + 1], strict=True):
         # Find the message that the content comes from.
-        text = tokens.data[begin:stop].tobytes().decode()
+        text = tokens.texts.text[begin:stop].tobytes().decode()
         places = range(message, len(said))
         found = next((n for n in places if said[n].strip() == text.strip()), None)
         role = "assistant" if found is None else roles[found]
@@ -429,24 +425,18 @@ def combine(shards: Sequence[tuple[str, Mapping[str, Any], Mapping[str, int]]]) 
     Returns:
         `dataset`: overall counts; `sources`: counts by source; `worst`: rows by finding.
     """
-    sources: dict[str, Counter[str]] = {}
-    worst: dict[str, list[dict[str, Any]]] = {}
+    total, sources = Counter[str](), defaultdict[str, Counter[str]](Counter)
+    worst = defaultdict[str, list[dict[str, Any]]](list)
     for name, audited, notes in shards:
-        counts = sources.setdefault(name, Counter())
-        counts.update(audited["counts"])
-        counts.update({note: notes.get(note, 0) for note in _NOTES})
+        for counts in (sources[name], total):
+            counts.update(audited["counts"])
+            counts.update({note: notes.get(note, 0) for note in _NOTES})
         for finding, rows in audited["worst"].items():
-            worst.setdefault(finding, []).extend(rows)
-    for rows in worst.values():
-        rows.sort(key=worst_first)
-        del rows[NUM_WORST:]
-    total: Counter[str] = Counter()
-    for counts in sources.values():
-        total.update(counts)
+            worst[finding] += rows
     return {
         "dataset": dict(sorted(total.items())),
         "sources": {name: dict(sorted(counts.items())) for name, counts in sorted(sources.items())},
-        "worst": {finding: worst[finding] for finding in sorted(worst)},
+        "worst": {n: sorted(worst[n], key=worst_first)[:NUM_WORST] for n in sorted(worst)},
     }
 
 
@@ -532,20 +522,15 @@ def audit_records(read: Read, num_records: int) -> dict[str, Any]:
     records = pa.Table.from_batches(sharing, None if sharing else _NO_RECORDS)
     record_ids, group_keys, sources, splits, _ = records.columns
     names = [file.split("/")[0] for file in sources.to_pylist()]
-    flat = pa.table(
-        {
-            "bits": leading_bits(record_ids),
-            "name": pa.array(names, pa.string()),
-            "is_eval": pc.equal(splits, "eval"),
-            "at": np.arange(records.num_rows),
-        }
-    )
+    facts = {"bits": leading_bits(record_ids), "name": pa.array(names, pa.string())}
+    facts |= {"is_eval": pc.equal(splits, "eval"), "at": np.arange(records.num_rows)}
+    flat = pa.table(facts)
     # Records a b a: content a is first at 0 and occurs twice.
     counted = [("at", "min"), ("at", "count"), ("is_eval", "sum")]
     contents = flat.group_by("bits").aggregate(counted).sort_by("at_min")
     first, times, in_eval = (contents[f"{n}_{how}"].to_numpy() for n, how in counted)
     chosen = np.argsort(-times, kind="stable")[:NUM_WORST]
-    places = records.select(["source", "row", "record_id"]).take(pa.array(first[chosen]))
+    worst = records.select(["source", "row", "record_id"]).take(pa.array(first[chosen]))
     again = Counter(names)
     again.subtract(flat.group_by(["bits", "name"]).aggregate([])["name"].to_pylist())
 
@@ -561,10 +546,7 @@ def audit_records(read: Read, num_records: int) -> dict[str, Any]:
         "duplicates": int((times - 1).sum()),
         "both_sides": int(np.count_nonzero((in_eval > 0) & (in_eval < times))),
         "sources": {name: again[name] for name in sorted({f.split("/")[0] for f in files})},
-        "worst": [
-            {**place, "value": value}
-            for place, value in zip(places.to_pylist(), times[chosen].tolist(), strict=True)
-        ],
+        "worst": worst.append_column("value", [times[chosen]]).to_pylist(),
         **_shared_prompts(sort_leading_bits(groups(), num_records)),
     }
 
@@ -601,26 +583,23 @@ def run_check(plugin: Plugin, conversations: pa.Table) -> dict[str, object]:
     """
     with plugin.named_in_errors(f" on {conversations.num_rows:,} conversations"):
         found = plugin.load()(conversations)
+    number = conversations.num_rows
     if not isinstance(found, dict) or not all(
         type(row) is int and isinstance(detail, str) for row, detail in found.items()
     ):
         raise PluginError(f"{plugin} did not return a dict of row number -> text")
-    if found and not 0 <= min(found) <= max(found) < conversations.num_rows:
-        raise PluginError(
-            f"{plugin} returned row {max(found, key=abs)}, but the table has "
-            f"{conversations.num_rows:,} conversations"
-        )
+    if found and not 0 <= min(found) <= max(found) < number:
+        returned = f"{plugin} returned row {max(found, key=abs)}"
+        raise PluginError(f"{returned}, but the table has {number:,} conversations")
     first = sorted(found)[:NUM_WORST]
-    places = conversations.select(["source", "row"]).take(pa.array(first, pa.int64())).to_pylist()
+    worst = conversations.select(["source", "row"]).take(pa.array(first, pa.int64()))
+    details = [[found[row][:_MAX_DETAIL] for row in first]]
     return {
         "check": plugin.name,
         "plugin": str(plugin),
-        "rows": conversations.num_rows,
+        "rows": number,
         "failed": len(found),
-        "worst": [
-            {**place, "detail": found[index][:_MAX_DETAIL]}
-            for index, place in zip(first, places, strict=True)
-        ],
+        "worst": worst.append_column("detail", details).to_pylist(),
     }
 
 
@@ -628,9 +607,8 @@ def combine_checks(shards: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, o
     """Add up the results of checks by name."""
     combined: dict[str, dict[str, Any]] = {}
     for found in shards:
-        total = combined.setdefault(
-            found["check"], {"plugin": found["plugin"], "rows": 0, "failed": 0, "worst": []}
-        )
+        empty = {"plugin": found["plugin"], "rows": 0, "failed": 0, "worst": []}
+        total = combined.setdefault(found["check"], empty)
         total["rows"] += found["rows"]
         total["failed"] += found["failed"]
         total["worst"] = [*total["worst"], *found["worst"]][:NUM_WORST]

@@ -16,11 +16,12 @@ import numpy.typing as npt
 import pyarrow as pa
 from typing_extensions import override
 
-from packhouse.records.arrays import Bools, Bytes, Int64s, TokenColumns, one_chunk
+from packhouse.records.arrays import Bools, Int64s, TokenColumns, one_chunk
 from packhouse.records.preference_pairs import split_sides
 from packhouse.records.table_schemas import read_table
 from packhouse.tokenize.encoders import Pipeline, TokenizerSnapshot
 from packhouse.tokenize.offsets import (
+    EncodedRows,
     Spans,
     flat_texts,
     locate_by_widths,
@@ -60,13 +61,11 @@ def read_sides(
         rejected: for pairs, conversations and texts of the rejected sides.
     """
     tokens = read_table(tokenized)
-    if rejected is None:
-        return [Side(read_table(conversations), read_table(formatted), tokens)]
-    chosen, other = split_sides(tokens)
-    return [
-        Side(read_table(conversations), read_table(formatted), chosen),
-        Side(read_table(rejected[0]), read_table(rejected[1]), other),
-    ]
+    chosen, other = (tokens, None) if rejected is None else split_sides(tokens)
+    sides = [Side(read_table(conversations), read_table(formatted), chosen)]
+    if rejected is not None:
+        sides.append(Side(read_table(rejected[0]), read_table(rejected[1]), other))
+    return sides
 
 
 Ids: TypeAlias = npt.NDArray[np.integer]
@@ -110,20 +109,13 @@ class Tokens:
 class PlacedTokens(Tokens):
     """Tokens with their byte positions in the texts, and the positions of contents."""
 
-    starts: Int64s
-    ends: Int64s
-    is_exact: Bools
-    """Mask of rows whose tokens decode to exactly their text; in others, positions are unknown."""
+    texts: EncodedRows
+    """Texts of all rows, and the positions of their tokens."""
     is_misplaced: Bools
     """Mask of rows whose trained ranges differ from the tokens that begin in trained spans."""
+    contents: Spans
     content: "Intervals"
-    content_starts: Int64s
-    content_ends: Int64s
-    content_offsets: Int64s
-    data: Bytes
-    """Bytes of the texts of all rows."""
-    bases: Int64s
-    """Offset of each row's text in `data`, shape [num_rows + 1]."""
+    """The same spans, sorted and without overlaps."""
 
     @classmethod
     def of(
@@ -150,22 +142,21 @@ class PlacedTokens(Tokens):
             range_starts=ranges.starts + offsets[rows],
             range_ends=ranges.ends + offsets[rows],
             pipeline=pipeline,
-            starts=placed.starts,
-            ends=placed.ends,
-            is_exact=placed.is_exact,
+            texts=placed,
             # In other rows positions are unknown, so a difference means nothing.
             is_misplaced=is_misplaced & placed.is_exact,
+            contents=spans,
             content=Intervals.of(spans.starts, spans.ends),
-            content_starts=spans.starts,
-            content_ends=spans.ends,
-            content_offsets=spans.offsets,
-            data=placed.text,
-            bases=placed.bases,
         )
+
+    @property
+    def is_exact(self) -> Bools:
+        """Mask of rows whose tokens decode to exactly their text; others have no positions."""
+        return self.texts.is_exact
 
     def holds_content(self, first: Int64s, last: Int64s) -> Bools:
         """Return a mask of the token ranges [first, last] whose bytes overlap content."""
-        return np.asarray(self.content.within(self.starts[first], self.ends[last]) > 0)
+        return np.asarray(self.content.within(self.texts.starts[first], self.texts.ends[last]) > 0)
 
     @override
     def are_content(self, first: Int64s, last: Int64s) -> Bools:
@@ -173,7 +164,7 @@ class PlacedTokens(Tokens):
 
     def text_of(self, row: int) -> bytes:
         """Return the text of a row."""
-        return self.data[self.bases[row] : self.bases[row + 1]].tobytes()
+        return self.texts.text[slice(*self.texts.bases[row : row + 2])].tobytes()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -273,10 +264,10 @@ def double_ends(tokens: PlacedTokens, end_ids: Ids) -> Int64s:
         row, pair = int(rows[number]), names[int(tokens.ids[first[number]])].encode() * 2
         if (row, pair) not in left:
             found = re.finditer(b"(?=" + re.escape(pair) + b")", tokens.text_of(row))
-            places = tokens.bases[row] + np.array([match.start() for match in found], np.int64)
-            left[row, pair] = int(
-                np.count_nonzero(tokens.content.within(places, places + len(pair)))
-            )
+            places = np.array([match.start() for match in found], np.int64)
+            places += tokens.texts.bases[row]
+            in_content = tokens.content.within(places, places + len(pair)) > 0
+            left[row, pair] = int(in_content.sum())
         left[row, pair] -= 1
         is_double[number] = left[row, pair] < 0
     return np.minimum(tokens.per_row(rows[is_double]), 1)

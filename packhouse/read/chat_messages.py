@@ -35,19 +35,10 @@ def text_turn(role: str, content: str, context: str | None = None) -> Turn:
 # `developer` is OpenAI's; `human`, `gpt`, `function_call` and `observation` are ShareGPT's,
 # `prompter` is OpenAssistant's.
 SPEAKERS = {
-    "system": "system",
-    "developer": "system",
-    "user": "user",
-    "human": "user",
-    "prompter": "user",
-    "assistant": "assistant",
-    "gpt": "assistant",
-    "function_call": "assistant",
-    "tool_call": "assistant",
-    "tool": "tool",
-    "observation": "tool",
-    "function": "tool",
-    "tool_response": "tool",
+    **dict.fromkeys(("system", "developer"), "system"),
+    **dict.fromkeys(("user", "human", "prompter"), "user"),
+    **dict.fromkeys(("assistant", "gpt", "function_call", "tool_call"), "assistant"),
+    **dict.fromkeys(("tool", "observation", "function", "tool_response"), "tool"),
 }
 """Known names of speakers, and their roles."""
 
@@ -69,10 +60,7 @@ _CALL_ROLES = ("function_call", "tool_call")
 # Reasoning, as in DeepSeek's API, in OpenRouter's, and in gpt-oss's template.
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 _READ = {"tool_calls", "function_call", "tool_call_id", "name", *_REASONING, *WEIGHTS, *SPANS}
-_READ_BY_SPEAKER = {
-    "role": _READ | {"role", "content"},
-    "from": _READ | {"from", "value"},
-}
+_READ_BY_SPEAKER = {"role": _READ | {"role", "content"}, "from": _READ | {"from", "value"}}
 _EMPTY: tuple[object, ...] = (None, "", [], {})
 
 
@@ -126,10 +114,17 @@ def read_messages(messages: object, tools: object, system: str | None) -> Conver
                     (SPEAKERS.get(role, role), value, None, None, None, None, None, None, None)
                 )
                 continue
-        turn = _read_message(message, number)
+        if not isinstance(message, dict):
+            raise BadRowError("type", f"message {number} is {kind_of(message)}, not an object")
+        if (speaker := speaker_key([message])) is None:
+            raise BadRowError("fields", f"message {number} has neither 'role' nor 'from'")
+        try:
+            turn = _read_message(message, speaker)
+        except BadRowError as bad:
+            raise BadRowError(bad.reason, f"message {number}: {bad.detail}") from None
         is_joint = is_joint or (turn[4] is not None and bool(turns) and turns[-1][4] is not None)
         turns.append(turn)
-        known = _READ_BY_SPEAKER["role" if "role" in message else "from"]
+        known = _READ_BY_SPEAKER[speaker]
         if not known >= message.keys():
             unread |= {n for n in message if n not in known and message[n] not in _EMPTY}
     if is_joint:
@@ -181,12 +176,9 @@ def speaker_key(messages: object) -> str | None:
         >>> speaker_key([{"from": "human", "value": "Hi"}])
         'from'
     """
-    for message in messages if isinstance(messages, list) else ():
-        if isinstance(message, dict):
-            for key in ("role", "from"):
-                if key in message:
-                    return key
-    return None
+    given = messages if isinstance(messages, list) else []
+    objects = (each for each in given if isinstance(each, dict))
+    return next((key for each in objects for key in ("role", "from") if key in each), None)
 
 
 def kind_of(value: object) -> str:
@@ -226,118 +218,98 @@ def _join_calls(turns: list[Turn]) -> list[Turn]:
     return joined
 
 
-def _read_message(message: object, number: int) -> Turn:
-    if not isinstance(message, dict):
-        raise BadRowError("type", f"message {number} is {kind_of(message)}, not an object")
-    if "role" in message:
-        raw_role, value = message["role"], message.get("content")
-    elif "from" in message:
-        raw_role, value = message["from"], message.get("value")
-    else:
-        raise BadRowError("fields", f"message {number} has neither 'role' nor 'from'")
+def _read_message(message: dict[str, Any], speaker: str) -> Turn:
+    raw_role, value = message[speaker], message.get("content" if speaker == "role" else "value")
     if type(raw_role) is not str:
-        raise BadRowError("type", f"message {number}: role is {kind_of(raw_role)}, not text")
+        raise BadRowError("type", f"role is {kind_of(raw_role)}, not text")
     role = SPEAKERS.get(raw_role, raw_role)
     calls: list[object] = []
-    tool_calls, function_call = map(message.get, ("tool_calls", "function_call"))
-    if tool_calls not in (None, []):
-        calls += _read_calls(tool_calls, number)
-    if function_call:  # OpenAI's older form: one call, not a list
-        calls += _read_calls(function_call, number)
+    if message.get("tool_calls") is not None:
+        calls += _read_calls(message["tool_calls"])
+    if message.get("function_call"):  # OpenAI's older form: one call, not a list
+        calls += _read_calls(message["function_call"])
     # ShareGPT has the call as the text of a turn of its own: `{"from": "function_call", "value":
     # "{\"name\": ...}"}`. So the value is a call, and the turn has no text.
     if raw_role in _CALL_ROLES:
-        calls, value = _read_calls(value, number), ""
-    said, thought, calls = _read_content(value, calls, number)
-    fields = [_read_reasoning(message, name, number) for name in _REASONING]
+        calls, value = _read_calls(value), ""
+    said, thought = _read_content(value, calls)
+    fields = [_read_reasoning(message, name) for name in _REASONING]
     thought = next(filter(None, fields), thought)
-    content = "".join(text for text, _ in said)
-    reasoning = "".join(text for text, _ in thought)
     is_text = not calls and not isinstance(value, list)
-    weight, part_weights = weigh_message(
-        message, role, said, thought, is_text=is_text, number=number
-    )
+    weight, part_weights = weigh_message(message, role, said, thought, is_text=is_text)
     return (
         role,
-        content,
+        "".join(text for text, _ in said),
         None,
-        reasoning or None,
+        "".join(text for text, _ in thought) or None,
         orjson.dumps(calls).decode() if calls else None,
-        _optional_text(message, "tool_call_id", number),
-        _optional_text(message, "name", number),
+        optional_text(message, "tool_call_id"),
+        optional_text(message, "name"),
         weight,
         part_weights,
     )
 
 
-def _read_content(
-    value: object, calls: list[object], number: int
-) -> tuple[Pieces, Pieces, list[object]]:
-    """Return text, reasoning and tool calls: `calls` plus those among the content's parts."""
+def _read_content(value: object, calls: list[object]) -> tuple[Pieces, Pieces]:
+    """Return text and reasoning; tool calls among the content's parts are added to `calls`."""
     if type(value) is str:
         if IMAGE_PATHS.search(value):
-            raise BadRowError("media", f"message {number}: the text contains an image in <img>")
-        return [(value, None)], [], calls
+            raise BadRowError("media", "the text contains an image in <img>")
+        return [(value, None)], []
     if value is None and calls:
-        return [], [], calls
+        return [], []
     if not isinstance(value, list):
         what = "null without tool calls" if value is None else f"{kind_of(value)}, not text"
-        raise BadRowError("type", f"message {number}: content is {what}")
+        raise BadRowError("type", f"content is {what}")
     pieces: dict[str, Pieces] = {"text": [], "reasoning": []}
-    calls = list(calls)
     for part in value:
-        kind, text = _read_part(part, number)
-        weight = read_weight(part, number)
+        kind, text = _read_part(part)
+        weight = read_weight(part)
         if kind != "tool_call":
             pieces[kind].append((text, weight))
         elif weight is None:
-            calls += _read_calls(text, number)
+            calls += _read_calls(text)
         else:
-            raise BadRowError("type", f"message {number}: a part that is not text has a weight")
-    return pieces["text"], pieces["reasoning"], calls
+            raise BadRowError("type", "a part that is not text has a weight")
+    return pieces["text"], pieces["reasoning"]
 
 
-def _read_reasoning(message: dict[str, Any], name: str, number: int) -> Pieces:
+def _read_reasoning(message: dict[str, Any], name: str) -> Pieces:
     """Return the reasoning in a field of the message, as text or in parts."""
-    value = message.get(name)
-    if not isinstance(value, list):
-        text = _optional_text(message, name, number)
+    if not isinstance(message.get(name), list):
+        text = optional_text(message, name)
         return [(text, None)] if text else []
-    said, thought, calls = _read_content(value, [], number)
+    calls: list[object] = []
+    said, thought = _read_content(message[name], calls)
     if calls or (said and thought):
-        raise BadRowError("type", f"message {number}: a part of {name} is not text")
+        raise BadRowError("type", f"a part of {name} is not text")
     return said or thought
 
 
 # OpenAI's Responses API has `input_text` and `output_text`, Anthropic's API has `thinking`.
 _PART_KINDS = {
-    "text": "text",
-    "input_text": "text",
-    "output_text": "text",
-    "reasoning": "reasoning",
-    "thinking": "reasoning",
+    **dict.fromkeys(("text", "input_text", "output_text"), "text"),
+    **dict.fromkeys(("reasoning", "thinking"), "reasoning"),
     "tool_call": "tool_call",
 }
 
 
-def _read_part(part: object, number: int) -> tuple[str, Any]:
+def _read_part(part: object) -> tuple[str, Any]:
     """Return the kind of a content part, and its text or its tool call."""
     if type(part) is str:
         return "text", part
     if not isinstance(part, dict):
-        what = kind_of(part)
-        raise BadRowError("type", f"message {number}: a content part is {what}, not an object")
+        raise BadRowError("type", f"a content part is {kind_of(part)}, not an object")
     part_type = part.get("type", "text")
     kind = _PART_KINDS.get(str(part_type))
     if kind is None or is_media_part(part):
         reason = "media" if is_media_part(part) else "type"
         what = str(part.get("type", next(iter(part))))[:40]
-        raise BadRowError(reason, f"message {number}: a content part has type {what!r}, not text")
+        raise BadRowError(reason, f"a content part has type {what!r}, not text")
     keys = ("text", "value", "content", part_type)
     value = next((part[key] for key in keys if isinstance(key, str) and key in part), None)
     if kind != "tool_call" and type(value) is not str:
-        what = kind_of(value)
-        raise BadRowError("type", f"message {number}: a text part contains {what}, not text")
+        raise BadRowError("type", f"a text part contains {kind_of(value)}, not text")
     return kind, value
 
 
@@ -366,51 +338,52 @@ _ARGUMENTS = ("arguments", "parameters", "args", "input")
 """Names of the arguments of a call: OpenAI's, Llama's, LangChain's and Anthropic's."""
 _CALL_KEYS = {"name", "id", "type", "index", "description", "function", *_ARGUMENTS}
 _CALL_KEYS |= {"call_id", "tool_call_id", "status", "strict"}
+_OF_CALL = "the arguments of a tool call"
 
 
-def _read_calls(value: object, number: int) -> list[object]:
+def _read_calls(value: object) -> list[object]:
     """Return calls in OpenAI's form, given one call, a list or JSON text in any known form."""
     if isinstance(value, str):
-        value = parse_field(value, f"message {number}: the tool call")
+        value = parse_field(value, "the tool call")
     calls: list[object] = []
     for call in value if isinstance(value, list) else [value]:
         call = call if isinstance(call, dict) else {}
         function, call_id = call.get("function", call), call.get("id")
         name = function.get("name") if isinstance(function, dict) else None
         if not isinstance(name, str):
-            raise BadRowError("tool_calls", f"message {number}: a tool call has no function name")
-        what = f"message {number}: the arguments of a tool call"
+            raise BadRowError("tool_calls", "a tool call has no function name")
         parts = (function,) if function is call else (function, call)
         values = [part[key] for part in parts for key in _ARGUMENTS if key in part]
         given = [value for value in values if value not in (*_EMPTY, "{}")]
         if any(value != given[0] for value in given):
-            raise BadRowError("tool_calls", f"{what} have several names, with different values")
+            wrong = f"{_OF_CALL} have several names, with different values"
+            raise BadRowError("tool_calls", wrong)
         # `{}` in place of arguments under another name would be trained, as in file 1534.
         rest = [n for part in parts for n in part if n not in _CALL_KEYS and part[n] not in _EMPTY]
         if rest and not given:
-            raise BadRowError(
-                "tool_calls", f"{what} are missing; it has {', '.join(map(repr, rest))}"
-            )
-        values = given or [each for each in values if each is not None] or values
-        arguments = values[0] if values else {}
+            wrong = f"{_OF_CALL} are missing; it has {', '.join(map(repr, rest))}"
+            raise BadRowError("tool_calls", wrong)
+        values = given or [each for each in values if each is not None] or [*values, {}]
+        arguments = values[0]
         if isinstance(arguments, str):
-            arguments = _read_arguments(arguments, what)
+            arguments = _read_arguments(arguments)
         elif not isinstance(arguments, dict):
-            raise BadRowError("tool_calls", f"{what} are {kind_of(arguments)}, not an object")
+            wrong = f"{_OF_CALL} are {kind_of(arguments)}, not an object"
+            raise BadRowError("tool_calls", wrong)
         whole = {"type": "function", "function": {"name": name, "arguments": arguments}}
         calls.append({"id": call_id, **whole} if isinstance(call_id, str) else whole)
     return calls
 
 
-def _read_arguments(text: str, what: str) -> object:
+def _read_arguments(text: str) -> object:
     """Parse call arguments; text that is not an object in the usual form is returned unchanged.
 
     Example:
-        >>> [_read_arguments(text, "") for text in ('{"a": 1}', '{"a":1}', '{"a": ')]
+        >>> [_read_arguments(text) for text in ('{"a": 1}', '{"a":1}', '{"a": ')]
         [{'a': 1}, '{"a":1}', '{"a": ']
     """
     try:
-        value = parse_field(text or "{}", what)
+        value = parse_field(text or "{}", _OF_CALL)
     except BadRowError as error:
         if error.reason != "tool_calls":  # it is JSON with a fault, such as a duplicate key
             raise
@@ -478,29 +451,33 @@ def parse_field(text: str, what: str, reason: str = "tool_calls") -> object:
     return value
 
 
-def _optional_text(message: dict[str, Any], key: str, number: int) -> str | None:
-    value = message.get(key)
+def optional_text(owner: Mapping[Any, object], key: str | None) -> str | None:
+    """Return the text of a field of a row or message; None if it is missing or empty.
+
+    Raises:
+        BadRowError: the value is not text.
+    """
+    value = owner.get(key)
     if not isinstance(value, str | None):
-        raise BadRowError("type", f"message {number}: {key} is {kind_of(value)}, not text")
+        raise BadRowError("type", f"{key} is {kind_of(value)}, not text")
     return value or None
 
 
 # Loss weights of messages, parts and spans, in the forms of several tools.
 
 
-def read_weight(message: object, number: int, *, is_answer: bool = True) -> float | None:
+def read_weight(message: object, *, is_answer: bool = True) -> float | None:
     """Return the loss weight from `weight`, `loss_weight`, `loss_scale`, or a true/false flag.
 
     Several of them must agree: a weight is above 0 exactly if the flag is true.
 
     Args:
         message: a message, or a part of its content; a part that is a string has no weight.
-        number: of the message.
         is_answer: True for an answer and for a part of any message. In other messages, a
             `loss_scale` of 0 or 1 has no meaning, as in ms-swift; other values are refused.
 
     Example:
-        >>> read_weight({"role": "assistant", "content": "No.", "train": False}, 1)
+        >>> read_weight({"role": "assistant", "content": "No.", "train": False})
         0.0
     """
     stated: dict[str, float] = {}
@@ -513,28 +490,21 @@ def read_weight(message: object, number: int, *, is_answer: bool = True) -> floa
             continue
         is_number = type(value) is bool if key in _FLAGS else type(value) in (int, float)
         if not is_number or not math.isfinite(value) or not 0 <= value <= MAX_WEIGHT:
-            what = str(value)[:40]
-            raise BadRowError("type", f"message {number}: {key} is {what!r}, not a weight")
+            raise BadRowError("type", f"{key} is {str(value)[:40]!r}, not a weight")
         if is_answer or key != "loss_scale":
             stated[key] = float(value)
         elif value not in (0, 1):
-            raise BadRowError("type", f"message {number}: only answers can have a loss_scale")
+            raise BadRowError("type", "only answers can have a loss_scale")
     weights = {weight for key, weight in stated.items() if key not in _FLAGS}
     is_trained = {weight > 0 for weight in stated.values()}
     if len(weights) > 1 or len(is_trained) > 1:
         says = ", ".join(f"{key} is {message[key]}" for key in stated)
-        raise BadRowError("type", f"message {number}: {says}, which contradict each other")
+        raise BadRowError("type", f"{says}, which contradict each other")
     return next(iter(stated.values()), None)
 
 
 def weigh_message(
-    message: dict[str, object],
-    role: str,
-    said: Pieces,
-    thought: Pieces,
-    *,
-    is_text: bool,
-    number: int,
+    message: dict[str, object], role: str, said: Pieces, thought: Pieces, *, is_text: bool
 ) -> tuple[float | None, str | None]:
     """Return the weight of a message, and the weights of its parts, as factors, if these differ.
 
@@ -544,27 +514,26 @@ def weigh_message(
         said: its content.
         thought: its reasoning.
         is_text: True if the content is one text and the message has no tool calls.
-        number: of the message.
 
     Raises:
         BadRowError: a weight is invalid, or two contradict each other.
 
     Example:
         >>> said = [("Hm. ", 0.0), ("Four.", None)]
-        >>> weigh_message({}, "assistant", said, [], is_text=False, number=1)
+        >>> weigh_message({}, "assistant", said, [], is_text=False)
         (None, '[[3,0.0],[6,null]]')
-        >>> weigh_message({}, "assistant", [("Hm.", 0.0)], [], is_text=False, number=1)
+        >>> weigh_message({}, "assistant", [("Hm.", 0.0)], [], is_text=False)
         (0.0, None)
     """
-    weight = read_weight(message, number, is_answer=role == "assistant")
+    weight = read_weight(message, is_answer=role == "assistant")
     is_weighed = any(own is not None for _, own in thought)
-    spans = _read_spans(message, "".join(text for text, _ in said), number)
+    spans = _read_spans(message, "".join(text for text, _ in said))
     if spans == [] and weight is None:  # Axolotl trains no part of it
         weight = 0.0
     elif spans:
         if not is_text or is_weighed:
             detail = "spans cannot be combined with tool calls or parts; set `train` on each part"
-            raise BadRowError("type", f"message {number}: {detail}")
+            raise BadRowError("type", detail)
         said, weight, is_weighed = spans, 1.0 if weight is None else weight, bool(thought)
         thought = [("".join(text for text, _ in thought), 0.0)]
     sizes = [*(_part_sizes(thought) if is_weighed else ()), *_part_sizes(said)]
@@ -577,9 +546,7 @@ def weigh_message(
     # Weights of parts are factors of the turn's own weight, and `train_on` gives a user turn 0: the
     # part would not be trained, without a word.
     if weight is None and role != "assistant" and any(own_weights - {None}):
-        detail = (
-            f"message {number}: a part of a {role} turn is trained; set a weight on the turn itself"
-        )
+        detail = f"a part of a {role} turn is trained; set a weight on the turn itself"
         raise BadRowError("type", detail)
     return weight, orjson.dumps(sizes).decode()
 
@@ -602,7 +569,7 @@ def _part_sizes(pieces: Pieces) -> list[tuple[int, float | None]]:
     return [(size, own) for size, own in sizes if size]
 
 
-def _read_spans(message: dict[str, object], content: str, number: int) -> Pieces | None:
+def _read_spans(message: dict[str, object], content: str) -> Pieces | None:
     """Split a content into parts by Axolotl's spans; return None without the field.
 
     An empty list has no parts. Offsets count characters, and a span includes its last character.
@@ -614,14 +581,13 @@ def _read_spans(message: dict[str, object], content: str, number: int) -> Pieces
     Example:
         >>> spans = [{"begin_offset": 0, "end_offset": 3, "train": False},
         ...          {"begin_offset": 4, "end_offset": 8, "train": True}]
-        >>> _read_spans({"train_detail": spans}, "Hm. Four.", 1)
+        >>> _read_spans({"train_detail": spans}, "Hm. Four.")
         [('Hm. ', 0.0), ('Four.', 1.0), ('', 0.0)]
     """
     given = [name for name in SPANS if message.get(name) is not None]
     if not given:
         return None
-    spans = message[given[0]]
-    where = f"message {number}: {given[0]}"
+    where, spans = given[0], message[given[0]]
     if any(message[name] != spans for name in given):
         raise BadRowError("type", f"{where} and {given[1]} contradict each other")
     if spans == []:
@@ -630,20 +596,16 @@ def _read_spans(message: dict[str, object], content: str, number: int) -> Pieces
         raise BadRowError("type", f"{where} is {str(spans)[:40]!r}, not a list of spans")
     trained: list[tuple[int, int]] = []
     for span in spans:
-        begin, end, train = (
-            span.get(name) if isinstance(span, dict) else None
-            for name in ("begin_offset", "end_offset", "train")
-        )
+        stated = span if isinstance(span, dict) else {}
+        begin, end, train = map(stated.get, ("begin_offset", "end_offset", "train"))
         # Not `isinstance`, for which `true` is an int.
         if type(begin) is not int or type(end) is not int or train not in (True, False):
             what = f"{where} has {str(span)[:60]!r}, not {{begin_offset, end_offset, train}}"
             raise BadRowError("type", what)
         if not 0 <= begin <= end <= len(content):
-            what = (
-                f"{where}: characters {begin} to {end} are not within the content, which has "
-                f"{len(content)}"
-            )
-            raise BadRowError("type", f"{what}; offsets count from 0 and include the last one")
+            what = f"{where}: characters {begin} to {end} are not within the content, which has "
+            what += f"{len(content)}; offsets count from 0 and include the last one"
+            raise BadRowError("type", what)
         if train:
             trained.append((begin, min(end + 1, len(content))))
     parts, at = Pieces(), 0

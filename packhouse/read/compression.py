@@ -16,7 +16,7 @@ from typing import IO, Any, ClassVar
 import pyarrow as pa
 
 from packhouse.errors import PackhouseError, SourceError
-from packhouse.read.file_formats import Compression, compression_of
+from packhouse.read.file_formats import Compression, compression_of, file_error
 from packhouse.read.source_files import file_errors, find_files, local_path, open_file, source_name
 from packhouse.recipe import SourceConfig
 
@@ -46,20 +46,14 @@ class FileStream:
             yield from self._uncompressed()
             return
         # A byte that cannot be decoded becomes three bytes of invalid UTF-8, so its row is bad.
-        decoder = codecs.getincrementaldecoder(self.encoding)("surrogateescape")
         try:
-            for chunk in self._uncompressed():
-                if text := decoder.decode(chunk):
-                    yield text.encode("utf-8", "surrogatepass")
-            if text := decoder.decode(b"", final=True):
+            for text in codecs.iterdecode(self._uncompressed(), self.encoding, "surrogateescape"):
                 yield text.encode("utf-8", "surrogatepass")
         except UnicodeError as error:  # UTF-16 without a byte-order mark is not a decode error
             why = error.reason if isinstance(error, UnicodeDecodeError) else str(error)
-            raise SourceError(
-                f"source file '{self.uri}' is not {self.encoding} text ({why}). Correct the "
-                "source's `encoding`, or fix the file",
-                uri=self.uri,
-            ) from None
+            fix = "Correct the source's `encoding`, or fix the file"
+            problem = f" is not {self.encoding} text ({why}). {fix}"
+            raise file_error(self.uri, problem) from None
 
     def _uncompressed(self) -> Iterator[bytes]:
         with file_errors(self.uri), open_file(self.uri) as self._file:
@@ -79,22 +73,19 @@ class FileStream:
                 except OSError as error:
                     if self._storage_error is not None:
                         raise self._storage_error from None
-                    raise SourceError(
-                        f"the {self.compression} stream of source file '{self.uri}' is damaged, "
-                        f"truncated or followed by garbage ({error}). Download or compress it "
-                        "again",
-                        uri=self.uri,
-                    ) from None
+                    what = f"the {self.compression} stream of source file '{self.uri}' is damaged, "
+                    what += f"truncated or followed by garbage ({error}). Download or compress it "
+                    raise SourceError(f"{what}again", uri=self.uri) from None
                 if not chunk:
                     return
                 bytes_out += len(chunk)
                 # Checked before the chunk is passed on: of a bomb, only this chunk is in memory.
                 if bytes_out > max(_RATIO_FREE_BYTES, MAX_RATIO * self.stored_bytes):
-                    raise SourceError(
-                        f"source file '{self.uri}' expands more than {MAX_RATIO}:1 "
-                        f"({bytes_out:,} bytes from {self.stored_bytes:,}), like a decompression "
-                        "bomb. If it is not one, unpack it before the run",
-                        uri=self.uri,
+                    raise file_error(
+                        self.uri,
+                        f" expands more than {MAX_RATIO}:1 ({bytes_out:,} bytes from "
+                        f"{self.stored_bytes:,}), like a decompression bomb. If it is not one, "
+                        "unpack it before the run",
                     )
                 yield chunk
 
@@ -114,12 +105,7 @@ class FileStream:
 
 
 def read_range(
-    uri: str,
-    compression: Compression,
-    start: int,
-    end: int,
-    pin: str = "",
-    encoding: str = "utf-8",
+    uri: str, compression: Compression, start: int, end: int, pin: str = "", encoding: str = "utf-8"
 ) -> bytes:
     """Return bytes [start, end) of a file, uncompressed and in UTF-8; fewer if the file is shorter.
 

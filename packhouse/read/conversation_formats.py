@@ -10,6 +10,7 @@ from packhouse.read.chat_messages import (
     Conversation,
     Turn,
     kind_of,
+    optional_text,
     read_messages,
     read_tools,
     rename_messages,
@@ -17,15 +18,7 @@ from packhouse.read.chat_messages import (
     text_turn,
 )
 from packhouse.read.json_parsing import parse_text, value_of
-from packhouse.read.row_formats import (
-    MESSAGE_FIELDS,
-    Names,
-    Row,
-    RowFormat,
-    aliases,
-    check_present,
-    optional_text,
-)
+from packhouse.read.row_formats import MESSAGE_FIELDS, Names, Row, RowFormat, aliases, check_present
 from packhouse.recipe import SourceConfig
 from packhouse.system.plugins import BadRowError
 
@@ -53,7 +46,7 @@ class Messages(RowFormat):
     def read(self, row: Row, names: Names, config: SourceConfig) -> list[Conversation]:
         """Read the messages, after the row's system prompt."""
         check_present(row, self.required, names, config)
-        system = optional_text(row, names, "system")
+        system = optional_text(row, names.get("system"))
         messages = row[names[next(iter(self.required))]]
         if config.roles or not {"role", "content"}.isdisjoint(config.fields):
             messages = rename_messages(messages, self.speaker, config.fields, config.roles)
@@ -99,7 +92,7 @@ class Transcript(RowFormat):
         text = row[names["transcript"]]
         if not isinstance(text, str):
             raise BadRowError("type", f"{names['transcript']} is {kind_of(text)}, not text")
-        system = optional_text(row, names, "system")
+        system = optional_text(row, names.get("system"))
         turns = [("system", system)] if system else []
         return [Conversation([text_turn(*turn) for turn in turns + read_transcript(text)])]
 
@@ -126,10 +119,8 @@ def is_transcript(value: object) -> bool:
         (True, False)
     """
     form = _form_of(value) if isinstance(value, str) else None
-    if form is None:
-        return False
-    speakers = form.findall(str(value))
-    return speakers[0] == "Human" and "Assistant" in speakers
+    speakers = form.findall(str(value)) if form else []
+    return speakers[:1] == ["Human"] and "Assistant" in speakers
 
 
 def read_transcript(text: str) -> list[tuple[str, str]]:
@@ -271,7 +262,7 @@ def _whole(row: Row, names: Names, side: str, prompt: Conversation) -> Conversat
             detail = f"{name} is a conversation whose prompt differs from the row's prompt"
             raise BadRowError("prompt_differs", detail)
         turns = [*before, *turns]
-    system = optional_text(row, names, "system")
+    system = optional_text(row, names.get("system"))
     if system and turns[:1] != [text_turn("system", system)]:
         turns.insert(0, text_turn("system", system))
     tools = read_tools(row.get(names.get("tools"))) or prompt.tools
@@ -288,16 +279,13 @@ class Pairs(_Sides):
         """Read both sides; the prompt is a field of the row, or the turns that both begin with."""
         names = self.sides(row, names, config)
         prompt = _prompt(row, names)
-        sides = [_whole(row, names, side, prompt) for side in ("chosen", "rejected")]
-        chosen, rejected = (each.turns for each in sides)
+        sides = {side: _whole(row, names, side, prompt) for side in ("chosen", "rejected")}
+        chosen, rejected = (each.turns for each in sides.values())
         if chosen == rejected:
             raise BadRowError("same_answers", "the chosen and rejected answers are identical")
         same = takewhile(lambda both: both[0] == both[1], zip(chosen, rejected, strict=False))
         num_shared = sum(1 for _ in same)
-        first, second = (
-            _answer_alone(each, num_shared, names[side])
-            for each, side in zip(sides, ("chosen", "rejected"), strict=True)
-        )
+        first, second = (_answer_alone(sides[n], num_shared, names[n]) for n in sides)
         own = second.unread_fields - first.unread_fields  # a row counts a field once
         return [first, second._replace(unread_fields=own)]
 
@@ -371,33 +359,25 @@ def _messages_in_text(value: object) -> object:
 _OF_OBJECTS = ({"role", "content"}, {"from", "value"}, {"messages"})
 
 
-_TALK = "tools|functions system|system_prompt"
+_TALK = aliases("tools|functions system|system_prompt")
 _ASIDE = "system|system_prompt tools"
 _CHOSEN = "chosen|preferred_output"
 _REJECTED = "rejected|non_preferred_output"
-_PROMPT = "prompt|conversations|conversation|messages winner|preferred"
+_PROMPT = f"prompt|conversations|conversation|messages winner|preferred {_ASIDE}"
 CONVERSATION_FORMATS: dict[str, RowFormat] = {
     "messages": BareMessages(required={}),
     "chat": Messages(
-        required=aliases("messages|conversations|conversation"),
-        optional=aliases(_TALK),
-        speaker="role",
+        required=aliases("messages|conversations|conversation"), optional=_TALK, speaker="role"
     ),
     "sharegpt": Messages(
-        required=aliases("conversations|messages|conversation"),
-        optional=aliases(_TALK),
-        speaker="from",
+        required=aliases("conversations|messages|conversation"), optional=_TALK, speaker="from"
     ),
     "transcript": Transcript(
         required=aliases("transcript|chosen|text|conversation"),
         optional=aliases("rejected system|system_prompt"),
     ),
-    "preference": Preference(
-        required=aliases(_CHOSEN), optional=aliases(f"{_REJECTED} {_PROMPT} {_ASIDE}")
-    ),
-    "pairs": Pairs(
-        required=aliases(f"{_CHOSEN} {_REJECTED}"), optional=aliases(f"{_PROMPT} {_ASIDE}")
-    ),
+    "preference": Preference(required=aliases(_CHOSEN), optional=aliases(f"{_REJECTED} {_PROMPT}")),
+    "pairs": Pairs(required=aliases(f"{_CHOSEN} {_REJECTED}"), optional=aliases(_PROMPT)),
     "kto": Kto(required=aliases("completion|response label"), optional=aliases(f"prompt {_ASIDE}")),
 }
 """Formats in the order in which they are tried."""

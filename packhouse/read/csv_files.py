@@ -17,8 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from packhouse.errors import SourceError
+from packhouse.read.file_formats import file_error
 from packhouse.read.json_parsing import MAX_BAD_ROWS, Failure, Ints, Records, Rows, too_long
-from packhouse.read.parquet_files import MAX_COLUMNS
+from packhouse.read.parquet_files import MAX_COLUMNS, too_many_columns
 from packhouse.read.record_boundaries import TextFile, filled_lines
 from packhouse.read.row_formats import MESSAGE_FIELDS
 from packhouse.recipe.sections import FileFormat
@@ -64,24 +65,16 @@ class DelimitedFile(TextFile):
             text = line.decode("utf-8").rstrip("\r\n")
             names = next(csv.reader([text], delimiter=self.delimiter))
         except (UnicodeDecodeError, csv.Error) as error:
-            raise SourceError(
-                f"the header of source file '{self.uri}' cannot be read: {error}"
-            ) from None
+            what = f"the header of source file '{self.uri}'"
+            raise SourceError(f"{what} cannot be read: {error}") from None
         if len(names) > MAX_COLUMNS:
-            raise SourceError(
-                f"source file '{self.uri}' has {len(names):,} columns; at most {MAX_COLUMNS:,} can "
-                "be read. Remove the columns that are not needed"
-            )
+            raise file_error(self.uri, f" {too_many_columns(len(names))}")
         twice = sorted(name for name, times in Counter(names).items() if times > 1)
         if twice == [""]:
-            raise SourceError(
-                f"source file '{self.uri}': {names.count('')} columns have no name. Name or "
-                "remove them, and put values that contain commas in quotes"
-            )
+            fix = "Name or remove them, and put values that contain commas in quotes"
+            raise file_error(self.uri, f": {names.count('')} columns have no name. {fix}")
         if twice:
-            raise SourceError(
-                f"source file '{self.uri}' has two columns named {twice[0]!r}. Rename one of them"
-            )
+            raise file_error(self.uri, f" has two columns named {twice[0]!r}. Rename one of them")
         self.header = tuple(names)
         return start + len(line)
 
@@ -111,10 +104,11 @@ class DelimitedFile(TextFile):
         """
         num_records = len(self.spans(data))
         if num_records > MAX_RECORDS:
-            raise SourceError(
-                f"source file '{self.uri}' has {num_records:,} records in {len(data):,} bytes; a "
-                f"shard can have at most {MAX_RECORDS:,}. Check the file and its file_format; if "
-                "both are right, lower shard_mb"
+            raise file_error(
+                self.uri,
+                f" has {num_records:,} records in {len(data):,} bytes; a shard can have at most "
+                f"{MAX_RECORDS:,}. Check the file and its file_format; if both are right, lower "
+                "shard_mb",
             )
         return num_records
 
@@ -124,55 +118,64 @@ class DelimitedFile(TextFile):
             return []
         rows: list[object] = [dict.fromkeys(self.header, "")]
         if not MESSAGE_FIELDS.isdisjoint(self.header):  # only the texts tell the keys of messages
-            rows += parse_delimited(head, self.header, self.delimiter, len(head) + 1).rows
+            rows += self.parse(head, len(head) + 1).rows
         return rows
 
     def spans(self, data: bytes | bytearray) -> Ints:
-        """Return the spans of records, without blank lines."""
-        return record_spans(data, self.delimiter)
+        r"""Return start and end of each record, without its line end and without blank lines.
+
+        Example:
+            >>> DelimitedFile("a.csv").spans(b'a,b\r\n\n"c\nd",e').tolist()
+            [[0, 3], [6, 13]]
+        """
+        array = np.frombuffer(data, np.uint8)
+        spans = lines = filled_lines(array)
+        if b'"' in data:
+            ends = record_ends(data, self.delimiter, is_whole=True, blank=False)
+            if not len(ends) or ends[-1] <= lines[-1:, 0].max(initial=-1):
+                ends = np.append(ends, lines[-1:, 1])  # no newline after the last record
+            # A record of several lines begins with its first line and ends with its last one: lines
+            # [0, 2] [3, 5] [6, 8] with ends 3 and 9 -> records [0, 2] and [3, 8].
+            first = np.searchsorted(lines[:, 0], np.concatenate([[0], ends[:-1]]))
+            spans = np.stack([lines[first, 0], ends - (array[ends - 1] == _NEWLINE)], axis=1)
+        spans[:, 1] -= array[spans[:, 1] - 1] == _RETURN
+        return spans[spans[:, 1] > spans[:, 0]]
 
     def parse(self, data: bytes, max_row_bytes: int, num_rows: int | None = None) -> Records:
-        """Parse all records."""
-        return parse_delimited(data, self.header or (), self.delimiter, max_row_bytes)
+        r"""Parse records into dicts keyed by `header`; all values are text.
 
-
-def parse_delimited(
-    data: bytes, header: tuple[str, ...], delimiter: str, max_row_bytes: int
-) -> Records:
-    r"""Parse records into dicts keyed by `header`; all values are text.
-
-    Example:
-        >>> parse_delimited(b'1,"a ""b"" c"\r\n2\r\n', ("label", "text"), ",", 2**20).rows
-        [{'label': '1', 'text': 'a "b" c'}]
-    """
-    spans = record_spans(data, delimiter)
-    records = Records(Rows(), np.arange(len(spans)), len(spans), find_spans=lambda: spans)
-    num_lines = data.count(b"\n") + (not data.endswith(b"\n") and bool(data))
-    if num_lines > len(spans):  # blank lines, or line ends between quotes
-        inside = sum(data.count(b"\n", start, end) for start, end in spans.tolist())
-        num_blank = num_lines - inside - len(spans)
-        if num_blank:
-            records.notes["blank_lines"] = num_blank
-    values = _parse_all(data, spans, len(header), delimiter)
-    widest = int((spans[:, 1] - spans[:, 0]).max(initial=0))
-    if values is None or len(values) != len(spans) or widest > max_row_bytes:
-        values, numbers = [], []
-        for number, (start, end) in enumerate(spans.tolist()):
-            if len(records.failures) > MAX_BAD_ROWS:  # the reader will refuse the shard
-                break
-            piece = data[start:end]
-            if len(piece) > max_row_bytes:
-                records.failures.append(too_long(number, piece, max_row_bytes))
-                continue
-            parsed = _parse_record(piece, len(header), delimiter)
-            if isinstance(parsed, list):
-                values.append(parsed)
-                numbers.append(number)
-            else:
-                records.failures.append(Failure(number, *parsed))
-        records.numbers = np.array(numbers, np.int64)
-    records.rows = Rows(dict(zip(header, row, strict=True)) for row in values)
-    return records
+        Example:
+            >>> file = DelimitedFile("a.csv", header=("label", "text"))
+            >>> file.parse(b'1,"a ""b"" c"\r\n2\r\n', 2**20).rows
+            [{'label': '1', 'text': 'a "b" c'}]
+        """
+        spans, header, failures = self.spans(data), self.header or (), list[Failure]()
+        values = _parse_all(data, spans, len(header), self.delimiter)
+        widest, numbers = int((spans[:, 1] - spans[:, 0]).max(initial=0)), np.arange(len(spans))
+        if values is None or len(values) != len(spans) or widest > max_row_bytes:
+            values, good = [], list[int]()
+            for number, (start, end) in enumerate(spans.tolist()):
+                if len(failures) > MAX_BAD_ROWS:  # the reader will refuse the shard
+                    break
+                piece = data[start:end]
+                if len(piece) > max_row_bytes:
+                    failures.append(too_long(number, piece, max_row_bytes))
+                    continue
+                parsed = _parse_record(piece, len(header), self.delimiter)
+                if isinstance(parsed, list):
+                    values.append(parsed)
+                    good.append(number)
+                else:
+                    failures.append(Failure(number, *parsed))
+            numbers = np.array(good, np.int64)
+        rows = Rows(dict(zip(header, row, strict=True)) for row in values)
+        records = Records(rows, numbers, len(spans), failures, lambda: spans)
+        num_lines = data.count(b"\n") + (not data.endswith(b"\n") and bool(data))
+        if num_lines > len(spans):  # blank lines, or line ends between quotes
+            inside = sum(data.count(b"\n", start, end) for start, end in spans.tolist())
+            if num_blank := num_lines - inside - len(spans):
+                records.notes["blank_lines"] = num_blank
+        return records
 
 
 def _parse_all(data: bytes, spans: Ints, width: int, delimiter: str) -> list[list[str]] | None:
@@ -192,11 +195,8 @@ def _parse_all(data: bytes, spans: Ints, width: int, delimiter: str) -> list[lis
         rows = [row for row in reader if row]
     except csv.Error:
         return None
-    if (
-        delimiter != "\t"
-        and ' "' in text
-        and any(map(_SPACED.fullmatch, chain.from_iterable(rows)))
-    ):
+    may_be_spaced = delimiter != "\t" and ' "' in text
+    if may_be_spaced and any(map(_SPACED.fullmatch, chain.from_iterable(rows))):
         return None
     return rows if set(map(len, rows)) <= {width} else None
 
@@ -226,29 +226,6 @@ def _parse_record(piece: bytes, width: int, delimiter: str) -> list[str] | tuple
     if delimiter != "\t" and is_spaced and any(map(_SPACED.fullmatch, rows[0])):
         return "csv", f"a value has a space before its quote{_REMOVE}"
     return rows[0]
-
-
-def record_spans(data: bytes | bytearray, delimiter: str) -> Ints:
-    r"""Return start and end of each record, without its line end and without blank lines.
-
-    Example:
-        >>> record_spans(b'a,b\r\n\n"c\nd",e', ",").tolist()
-        [[0, 3], [6, 13]]
-    """
-    array = np.frombuffer(data, np.uint8)
-    lines = filled_lines(array)
-    if b'"' in data:
-        ends = record_ends(data, delimiter, is_whole=True, blank=False)
-        if not len(ends) or ends[-1] <= lines[-1:, 0].max(initial=-1):
-            ends = np.append(ends, lines[-1:, 1])  # no newline after the last record
-        # A record of several lines begins with its first line and ends with its last one: lines
-        # [0, 2] [3, 5] [6, 8] with ends 3 and 9 -> records [0, 2] and [3, 8].
-        first = np.searchsorted(lines[:, 0], np.concatenate([[0], ends[:-1]]))
-        spans = np.stack([lines[first, 0], ends - (array[ends - 1] == 0x0A)], axis=1)
-    else:
-        spans = lines
-    spans[:, 1] -= array[spans[:, 1] - 1] == 0x0D
-    return spans[spans[:, 1] > spans[:, 0]]
 
 
 def record_ends(
@@ -289,12 +266,11 @@ def record_ends(
     # precedes it. `_quoted_fields` walks over the quotes one by one and is for all other files.
     if _are_paired(array, quotes, ord(delimiter)):
         is_outside = np.searchsorted(quotes, newlines) % 2 == 0
-        return np.asarray(newlines[is_outside] + 1, np.int64)
-    fields = _quoted_fields(array, quotes, newlines, ord(delimiter), is_whole)
-    starts, ends = np.array(fields, np.int64).reshape(-1, 2).T
-    last = np.searchsorted(starts, newlines) - 1
-    inside = (last >= 0) & (newlines < ends[np.maximum(last, 0)]) if len(starts) else False
-    return newlines[~(inside | np.zeros(len(newlines), np.bool_))] + 1
+    else:
+        fields = _quoted_fields(array, quotes, newlines, ord(delimiter), is_whole)
+        starts, ends = np.array([(-1, -1), *fields], np.int64).T
+        is_outside = newlines >= ends[np.searchsorted(starts, newlines) - 1]
+    return np.asarray(newlines[is_outside] + 1, np.int64)
 
 
 def _are_paired(array: npt.NDArray[np.uint8], quotes: Ints, delimiter: int) -> bool:

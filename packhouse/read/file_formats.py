@@ -6,12 +6,10 @@ pointer, UTF-16 text or another format is refused with what it is, because a par
 """
 
 import re
-from typing import Literal
-
-import orjson
+from typing import Any, Literal
 
 from packhouse.errors import SourceError
-from packhouse.read.json_parsing import split_elements
+from packhouse.read.json_parsing import json_in, split_elements
 from packhouse.recipe.sections import FileFormat
 
 Compression = Literal["none", "gzip", "zstd"]
@@ -62,6 +60,11 @@ _MAGICS = (
 )
 
 
+def file_error(uri: str, problem: str, **facts: Any) -> SourceError:
+    """Return an error about a file of a source; `problem` follows its name: ` is empty`."""
+    return SourceError(f"source file '{uri}'{problem}", uri=uri, **facts)
+
+
 # Not by name, because there are text files called `.gz` and gzip files called `.jsonl`.
 def compression_of(head: bytes, name: str) -> tuple[Compression, dict[str, int]]:
     """Return the compression by first bytes, with a note if the file name disagrees.
@@ -71,13 +74,12 @@ def compression_of(head: bytes, name: str) -> tuple[Compression, dict[str, int]]
         ('gzip', {'misnamed_compression': 1})
     """
     found: Compression = "none"
-    named: Compression = "none"
+    is_misnamed = False
     for compression, magic, ending in _COMPRESSIONS:
         if head.startswith(magic):
             found = compression
-        if name.lower().endswith(ending):
-            named = compression
-    return found, {"misnamed_compression": 1} if found != named and head else {}
+        is_misnamed |= head.startswith(magic) != name.lower().endswith(ending)
+    return found, {"misnamed_compression": 1} if is_misnamed and head else {}
 
 
 def format_of_name(name: str) -> FileFormat | None:
@@ -105,10 +107,7 @@ def _goes_on(text: bytes) -> bool:
         (True, False)
     """
     end = _END.search(text) if text.startswith(b"{") else None
-    try:
-        return end is not None and isinstance(orjson.loads(text[: end.start() + 1]), dict)
-    except orjson.JSONDecodeError:
-        return False
+    return end is not None and isinstance(json_in(text[: end.start() + 1]), dict)
 
 
 def format_of(head: bytes, name: str, wanted: FileFormat | Literal["auto"], uri: str) -> FileFormat:
@@ -127,30 +126,28 @@ def format_of(head: bytes, name: str, wanted: FileFormat | Literal["auto"], uri:
     what = _what_is(head) if head else "empty"
     if named == "xlsx":
         if not head.startswith(_ZIP_MAGIC):
-            raise SourceError(f"source file '{uri}' is not XLSX or ODS: it is {what}", uri=uri)
+            raise file_error(uri, f" is not XLSX or ODS: it is {what}")
         return "xlsx"
     # DuckDB's magic follows a checksum of 8 bytes.
     database: FileFormat | None = "duckdb" if head[8:12] == b"DUCK" else None
     if head.startswith(_SQLITE_MAGIC):
         database = "sqlite"
     if named in ("sqlite", "duckdb") and database is None:
-        raise SourceError(f"source file '{uri}' is not a database: it is {what}", uri=uri)
+        raise file_error(uri, f" is not a database: it is {what}")
     if database is not None and named in (None, "sqlite", "duckdb"):
         return database
     is_parquet, is_arrow = head.startswith(b"PAR1"), head.startswith(_ARROW_MAGICS)
     if (named == "parquet" and not is_parquet) or (named == "arrow" and not is_arrow):
-        raise SourceError(f"source file '{uri}' is not {named.capitalize()}: it is {what}", uri=uri)
+        raise file_error(uri, f" is not {named.capitalize()}: it is {what}")
     if is_parquet or is_arrow:
         return "parquet" if is_parquet else "arrow"
     if what.startswith("UTF-"):
         encoding = what.split()[0]
         is_known = encoding == "UTF-16"  # with a byte-order mark
         then = "Set `encoding: utf-16` for its source" if is_known else "Save it as UTF-8"
-        raise SourceError(
-            f"source file '{uri}' is {encoding} text. {then}", uri=uri, encoding=encoding
-        )
+        raise file_error(uri, f" is {encoding} text. {then}", encoding=encoding)
     if head and what != "text":
-        raise SourceError(f"source file '{uri}' has no rows: it is {what}", uri=uri)
+        raise file_error(uri, f" has no rows: it is {what}")
     # The first line of a file called .json tells which kind of JSON it is:
     #   `[{...}, {...}]`  one array: json    `[{...}]` and `[{...}]` below  a list per line: jsonl
     #   `{"a": 1}`        a row: jsonl       `{` and `"a": 1` below         objects
@@ -158,10 +155,8 @@ def format_of(head: bytes, name: str, wanted: FileFormat | Literal["auto"], uri:
     text = head.removeprefix(BOM).lstrip()
     first, newline, rest = text.partition(b"\n")
     first = first.rstrip().removesuffix(b",")
-    try:
-        value, is_json = orjson.loads(first), True
-    except orjson.JSONDecodeError:
-        value, is_json = None, False
+    value = json_in(first)
+    is_json = value is not None
     # Rows in the first line of an array; 2 for an array over several lines; 0 if lines are lists.
     num_rows = 0
     if text.startswith(b"[") and not is_json:
@@ -185,9 +180,8 @@ def format_of(head: bytes, name: str, wanted: FileFormat | Literal["auto"], uri:
                 found = "objects"  # an open object goes on with its first key
     elif text.startswith(b"["):
         has_more = rest.lstrip()[:1] == b"[" and wanted == "auto"
-        found = (
-            "jsonl" if is_json and (has_more or (named is None and not rest.strip())) else "json"
-        )
+        is_alone = named is None and not rest.strip()
+        found = "jsonl" if is_json and (has_more or is_alone) else "json"
     elif text.startswith(b"{") or named == "json":
         is_object = text.startswith(b"{") and bool(newline)
         goes_on = is_object and not (first.rstrip().endswith(b"}") or is_json)
@@ -200,17 +194,11 @@ def format_of(head: bytes, name: str, wanted: FileFormat | Literal["auto"], uri:
             uri=uri,
         )
     if found != "json" and b"\n" not in head and b"\r" in head.rstrip(b"\r\n"):
-        raise SourceError(
-            f"source file '{uri}' has CR-only line endings, which packhouse cannot read. Save it "
-            "with LF line endings",
-            uri=uri,
-        )
+        why = "CR-only line endings, which packhouse cannot read. Save it with LF line endings"
+        raise file_error(uri, f" has {why}")
     if found == "jsonl" and num_rows > 1:  # a list with one element may be a row on its line
-        raise SourceError(
-            f"source file '{uri}' is one JSON array, not JSON Lines. Set file_format to json, or "
-            "rename the file to end in .json",
-            uri=uri,
-        )
+        fix = "Set file_format to json, or rename the file to end in .json"
+        raise file_error(uri, f" is one JSON array, not JSON Lines. {fix}")
     return found
 
 

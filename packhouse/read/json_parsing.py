@@ -171,10 +171,8 @@ def _begins_a_row(piece: bytes) -> bool:
 
 def too_long(number: int, piece: bytes, max_row_bytes: int) -> Failure:
     """Return the failure of a record over the limit."""
-    detail = (
-        f"the row has {len(piece):,} bytes, more than validate.max_row_bytes ({max_row_bytes:,})"
-    )
-    return Failure(number, "row_too_long", detail)
+    limit = f"more than validate.max_row_bytes ({max_row_bytes:,})"
+    return Failure(number, "row_too_long", f"the row has {len(piece):,} bytes, {limit}")
 
 
 def check_parsed(records: Records, data: bytes, parsed: bytes) -> None:
@@ -245,6 +243,13 @@ def parse_text(text: str) -> tuple[Any, tuple[str, str] | None]:
 def value_of(field: object) -> Any:
     """Return a field's value; text is parsed as JSON, and None stands for bad JSON."""
     return parse_text(field)[0] if isinstance(field, str) else field
+
+
+def json_in(data: bytes | bytearray) -> Any:
+    """Return the value of JSON text; None for other text, and for null."""
+    with suppress(orjson.JSONDecodeError):
+        return orjson.loads(data)
+    return None
 
 
 def why_not_json(piece: bytes, error: orjson.JSONDecodeError) -> tuple[str, str]:
@@ -384,10 +389,8 @@ def find_fault(piece: bytes, row: Any) -> tuple[str, str] | None:
     if _holds_nul(row):
         return "control", "a string contains the NUL character (\\u0000)"
     if isinstance(row, dict) and len(row) > MAX_FIELDS:
-        return (
-            "too_many_fields",
-            f"the row has {len(row):,} fields; at most {MAX_FIELDS:,} are read",
-        )
+        detail = f"the row has {len(row):,} fields; at most {MAX_FIELDS:,} are read"
+        return "too_many_fields", detail
     return None
 
 
@@ -544,8 +547,7 @@ def with_joined_objects_apart(data: bytes | bytearray, spans: Ints, gap: bytes =
     for number in np.unique(record[is_inside & (is_alike | ~has_comma)]).tolist():
         start, end = spans[number].tolist()
         piece = bytes(data[start:end])
-        with suppress(orjson.JSONDecodeError):
-            orjson.loads(piece)
+        if json_in(piece) is not None:
             continue
         own = between(piece, split_elements(piece).commas)
         own = own[[bool(piece[a:b].strip()) for a, b in own.tolist()]]

@@ -23,6 +23,7 @@ import pyarrow.ipc
 import pyarrow.parquet as pq
 
 from packhouse.errors import SourceError
+from packhouse.read.file_formats import file_error
 from packhouse.read.json_parsing import Records, Rows
 from packhouse.read.source_files import file_errors, open_file
 from packhouse.registry import DECODERS, decoder
@@ -37,9 +38,8 @@ WITH_FAULTS = ("xlsx", "sqlite", "duckdb")
 because a column of the file may have any name. A row with a fault is quarantined. Its bad cell is
 null, and the detail describes the original value."""
 
-fault_field = pa.field(
-    "packhouse fault", pa.struct([("reason", pa.string()), ("detail", pa.string())])
-)
+_FAULT = pa.struct([("reason", pa.string()), ("detail", pa.string())])
+fault_field = pa.field("packhouse fault", _FAULT)
 
 BATCH_BYTES = 8 * 2**20
 """Decoded bytes of a batch returned by the worker, unless one row is larger."""
@@ -63,6 +63,12 @@ _ROW_BYTES = 256  # Python objects of a row, even of an empty one
 _MAX_DEPTH = 32
 _BATCH_ROWS = 1024
 _NAMES = dict(zip(TABULAR, ("Parquet", "Arrow", "XLSX", "SQLite", "DuckDB"), strict=True))
+
+
+def too_many_columns(number: int) -> str:
+    """Return the message for a file with more than `MAX_COLUMNS` columns."""
+    fix = "Remove the columns that are not needed"
+    return f"has {number:,} columns; at most {MAX_COLUMNS:,} can be read. {fix}"
 
 
 def parse_tables(
@@ -179,7 +185,7 @@ def _damage(uri: str, file_format: str) -> Iterator[None]:
         raise
     except (pa.ArrowException, OSError, RecursionError) as damage:
         what = f"damaged {_NAMES.get(file_format, file_format)}: {first_line(damage, 500)}"
-        raise SourceError(f"source file '{uri}' is {what}", uri=uri) from None
+        raise file_error(uri, f" is {what}") from None
 
 
 class _Decoder:
@@ -211,10 +217,7 @@ class _Decoder:
             self.schema = self.reader.schema
             num_columns = len(self.schema)
         if num_columns > MAX_COLUMNS:
-            raise self.refusal(
-                f"the file has {num_columns:,} columns; at most {MAX_COLUMNS:,} can be read. "
-                "Remove the columns that are not needed"
-            )
+            raise self.refusal(f"the file {too_many_columns(num_columns)}")
         fields = [field.with_type(self.plain(field.type, field.name)) for field in self.schema]
         self.plain_schema = pa.schema(fields)
 
@@ -223,7 +226,7 @@ class _Decoder:
         return f"{'row group' if self.is_parquet else 'record batch'} {self.group}"
 
     def refusal(self, why: str) -> SourceError:
-        return SourceError(f"source file '{self.uri}', {self.place}: {why}", uri=self.uri)
+        return file_error(self.uri, f", {self.place}: {why}")
 
     def plain(self, kind: pa.DataType, column: str, depth: int = 0) -> pa.DataType:
         """Return the type without dictionaries, views and runs, so that rows share no values."""
@@ -247,20 +250,16 @@ class _Decoder:
             return pa.struct([inner(field) for field in kind])
         if types.is_map(kind):
             return pa.map_(inner(kind.key_field), inner(kind.item_field))
-        if types.is_list(kind):
-            return pa.list_(inner(kind.value_field))
+        if types.is_list(kind) or types.is_fixed_size_list(kind):
+            return pa.list_(inner(kind.value_field), getattr(kind, "list_size", -1))
         if types.is_large_list(kind):
             return pa.large_list(inner(kind.value_field))
-        if types.is_fixed_size_list(kind):
-            return pa.list_(inner(kind.value_field), kind.list_size)
         storage = kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
         if storage != kind and self.plain(storage, column, depth + 1) == storage:
             return kind
         if storage != kind or types.is_nested(kind) or types.is_run_end_encoded(kind):
-            raise self.refusal(
-                f"column '{column}' has the unsupported type {str(kind)[:60]}. Write it as plain "
-                "values, lists or structs"
-            )
+            what = f"column '{column}' has the unsupported type {str(kind)[:60]}"
+            raise self.refusal(f"{what}. Write it as plain values, lists or structs")
         return kind
 
     def sizes(self) -> list[tuple[int, int]]:
@@ -273,16 +272,12 @@ class _Decoder:
 
     def groups(self) -> Iterator[pa.RecordBatch]:
         """Yield the record batches of an Arrow file."""
-        is_stream = isinstance(self.reader, pa.ipc.RecordBatchStreamReader)
-        self.group = 0
+        reader, self.group = self.reader, 0
+        is_stream = isinstance(reader, pa.ipc.RecordBatchStreamReader)
         with suppress(StopIteration):
-            while is_stream or self.group < self.reader.num_record_batches:
+            while is_stream or self.group < reader.num_record_batches:
                 at(self.place)
-                batch = (
-                    self.reader.read_next_batch()
-                    if is_stream
-                    else self.reader.get_batch(self.group)
-                )
+                batch = reader.read_next_batch() if is_stream else reader.get_batch(self.group)
                 self.check(batch)
                 yield batch
                 self.group += 1
@@ -305,10 +300,9 @@ class _Decoder:
                     try:
                         (value or b"").decode()
                     except UnicodeDecodeError as error:
-                        raise self.refusal(
-                            f"byte 0x{value[error.start]:02x} in row {row:,}, column '{name}', is "
-                            "not UTF-8. Convert the column, or remove the row"
-                        ) from None
+                        where = f"byte 0x{value[error.start]:02x} in row {row:,}, column '{name}'"
+                        fix = "Convert the column, or remove the row"
+                        raise self.refusal(f"{where}, is not UTF-8. {fix}") from None
             raise
 
     def batches(self, first: int, end: int) -> Iterator[pa.RecordBatch]:
@@ -330,11 +324,10 @@ class _Decoder:
                 # A guess: the file states this size, which may be false. `small` counts what was
                 # decoded.
                 at_once = BATCH_BYTES * num_rows // max(size, 1)  # 1,000 rows of 80 MB: 104
-                row = position
+                at_once, row = min(max(at_once, 1), _BATCH_ROWS), position
                 at(self.place)
-                for batch in self.reader.iter_batches(
-                    min(max(at_once, 1), _BATCH_ROWS), row_groups=[number], use_threads=False
-                ):
+                read = partial(self.reader.iter_batches, use_threads=False)
+                for batch in read(at_once, row_groups=[number]):
                     self.check(batch, row - position)
                     start, stop = max(first - row, 0), min(end - row, batch.num_rows)
                     if start < stop:

@@ -25,15 +25,15 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from packhouse.errors import SourceError
 from packhouse.read.compression import name_row
-from packhouse.read.file_formats import BOM
+from packhouse.read.file_formats import BOM, file_error
 from packhouse.read.json_parsing import (
     Ints,
     Records,
     Rows,
     between,
     check_parsed,
+    json_in,
     parse_pieces,
     split_elements,
     with_joined_objects_apart,
@@ -149,11 +149,8 @@ class TextFile(ABC):
         Args:
             head: first bytes of the file, from its first record.
         """
-        rows: list[object] = []
-        for start, end in self.spans(head)[:SAMPLE_ROWS]:
-            with suppress(orjson.JSONDecodeError):
-                rows.append(orjson.loads(head[start:end]))
-        return rows
+        rows = (json_in(head[start:end]) for start, end in self.spans(head)[:SAMPLE_ROWS])
+        return [row for row in rows if row is not None]
 
     def count(self, data: bytearray, *, is_last: bool) -> int | None:
         """Count the records of a shard; None if unknown but not 0."""
@@ -233,11 +230,10 @@ class TextFile(ABC):
             offset, what = self.find_open(data)
             place = self.position + offset
             line = name_row(self.uri, self.num_rows, place, self.encoding)
-            raise SourceError(
-                f"source file '{self.uri}': {what.format(line)}, within "
-                f"{len(data):,} bytes. Correct the file there; if the row really is that "
-                "long, raise `validate.max_row_bytes`",
-                uri=self.uri,
+            raise file_error(
+                self.uri,
+                f": {what.format(line)}, within {len(data):,} bytes. Correct the file there; if "
+                "the row really is that long, raise `validate.max_row_bytes`",
                 row=self.num_rows,
                 byte_offset=place,
             )
@@ -412,19 +408,11 @@ def _with_open_objects_apart(data: bytes | bytearray, spans: Ints) -> Ints:
     for number in np.unique(record).tolist():
         start, end = spans[number].tolist()
         starts = np.append(start, inside[slice(*np.searchsorted(record, [number, number + 1]))])
-        if not _is_json(data[start:end]) and _is_json(data[starts[-1] : end]):
+        if json_in(data[start:end]) is None and json_in(data[starts[-1] : end]) is not None:
             own = np.stack([starts, np.append(starts[1:], end)], axis=1)
             pieces += [spans[done:number], own]
             done = number + 1
     return np.concatenate([*pieces, spans[done:]]) if pieces else spans
-
-
-def _is_json(data: bytes | bytearray) -> bool:
-    try:
-        orjson.loads(data)
-    except orjson.JSONDecodeError:
-        return False
-    return True
 
 
 def _ends(data: bytes | bytearray, start: int, stop: int = sys.maxsize) -> Iterator[int]:
@@ -456,11 +444,11 @@ class ArrayFile(TextFile):
             text = bytes(head[start:HEAD_BYTES])
             found = find_list(text, self.rows_at)
             if found is None:
-                raise SourceError(
-                    f"the first {HEAD_BYTES:,} bytes of source file '{self.uri}' have no JSON "
-                    f"object with a list in field '{self.rows_at}'. Correct `rows_at`, or, if the "
-                    "list begins later, move its field to the beginning of the object",
-                    uri=self.uri,
+                raise file_error(
+                    self.uri,
+                    f" has no JSON object with a list in field '{self.rows_at}' in its first "
+                    f"{HEAD_BYTES:,} bytes. Correct `rows_at`, or, if the list begins later, move "
+                    "its field to the beginning of the object",
                 )
             self.path = path_of_list(text[:found])
             start += found
@@ -527,12 +515,8 @@ class ArrayFile(TextFile):
             fix = "Remove it"
             if self.rows_at is not None:
                 fix += ", or remove `rows_at`, which reads the list of one object, not of several"
-            raise SourceError(
-                f"source file '{self.uri}' has text after the end of its JSON array, at byte "
-                f"{place:,}. {fix}",
-                uri=self.uri,
-                byte_offset=place,
-            )
+            problem = f" has text after the end of its JSON array, at byte {place:,}. {fix}"
+            raise file_error(self.uri, problem, byte_offset=place)
 
     @staticmethod
     def spans(data: bytes | bytearray) -> Ints:
@@ -571,26 +555,23 @@ class ArrayFile(TextFile):
         """Parse elements in blocks; from the first block that is not plain JSON, all at once."""
         start, end, guesses = 0, -1, True
         while end < len(data):
-            rows: list[Any] = []
+            rows: list[Any] | None = None
             if guesses:
                 # The bytes up to a comma are a whole array only if the comma is outside of strings
                 # and brackets, so parsing proves a guess, in a third of `split_elements`' time.
                 end = len(data)
                 if end - start > BLOCK_BYTES:
                     end = data.rfind(b"},", start, start + BLOCK_BYTES) + 1
-                with suppress(orjson.JSONDecodeError):
-                    rows = orjson.loads(b"[%b]" % data[start:end])
+                rows = json_in(b"[%b]" % data[start:end])
             if not rows:
-                guesses = False
-                end = _find_block_end(data, start)
-                with suppress(orjson.JSONDecodeError):
-                    rows = orjson.loads(b"[%b]" % data[start:end])
+                guesses, end = False, _find_block_end(data, start)
+                rows = json_in(b"[%b]" % data[start:end])
             block = data[start:end]
             find_spans = cache(partial(self.spans, block))
-            is_plain = len(rows) > 0 and _GOES_ON.match(data, end) is not None
+            is_plain = bool(rows) and _GOES_ON.match(data, end) is not None
             if is_plain and len(block) > max_row_bytes:
                 is_plain = bool(np.diff(find_spans()).max() <= max_row_bytes)
-            if not is_plain:
+            if not rows or not is_plain:
                 start += len(data[start:]) - len(data[start:].lstrip())
                 self.position += start
                 yield start, len(data), self.parse(data[start:], max_row_bytes, num_rows)
@@ -648,9 +629,8 @@ def path_of_list(head: bytes) -> list[str]:
         with suppress(orjson.JSONDecodeError):
             value, path = orjson.loads(head + b"]" + b"}" * depth), []
             while isinstance(value, dict) and value:
-                name = next(reversed(value))
-                path.append(name)
-                value = value[name]
+                path.append(next(reversed(value)))
+                value = value[path[-1]]
             return path
     return []
 
@@ -682,8 +662,6 @@ def spans_by_layout(data: bytes) -> Ints:
         # Objects inside the elements that begin alike would become elements.
         if not re.search(rb"[\[:]\s*" + begin, data):
             starts = [found.start() for found in re.finditer(begin, data)]
-    spans = []
-    for start, end in pairwise([*starts, len(data)]):
-        piece = data[start:end].rstrip().removesuffix(b",")
-        spans.append((start, start + len(piece)))
-    return np.array(spans, np.int64)
+    pieces = (data[start:end].rstrip() for start, end in pairwise([*starts, len(data)]))
+    sizes = [len(piece.removesuffix(b",")) for piece in pieces]
+    return np.stack([starts, np.add(starts, sizes)], axis=1).astype(np.int64)

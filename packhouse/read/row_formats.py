@@ -41,6 +41,7 @@ import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
@@ -64,6 +65,7 @@ from packhouse.read.chat_messages import (
     read_tools,
     speaker_key,
 )
+from packhouse.read.file_formats import file_error
 from packhouse.read.json_parsing import Ints, Records, Rows, unwrapped
 from packhouse.recipe import SourceConfig
 from packhouse.recipe.sections import DETECTED, ROW_FORMATS, check_arguments
@@ -247,18 +249,6 @@ def check_present(row: Row, fields: Iterable[str], names: Names, config: SourceC
             raise BadRowError("fields", f"no field {wanted!r}; the row has {has}{fix}")
 
 
-def optional_text(row: Row, names: Names, ours: str) -> str | None:
-    """Return the text of a row's field, None without it.
-
-    Raises:
-        BadRowError: the value is not text.
-    """
-    value = row.get(names.get(ours))
-    if not isinstance(value, str | None):
-        raise BadRowError("type", f"{names[ours]} is {kind_of(value)}, not text")
-    return value
-
-
 def class_index(label: object, classes: list[str] | None) -> int:
     """Return the index of a class that is given as a number, digits, or one of `classes`.
 
@@ -276,11 +266,9 @@ def class_index(label: object, classes: list[str] | None) -> int:
             known = f"not one of {classes}" if classes else "text, but `label_names` is not set"
             raise BadRowError("label", f"the label {label[:60]!r} is {known}")
         label = int(text)
-    if label < 0 or (classes is not None and label >= len(classes)):
-        last = len(classes) - 1 if classes else "..."
+    last = 2**31 - 1 if classes is None else len(classes) - 1
+    if not 0 <= label <= last:
         raise BadRowError("label", f"the label {label} is outside 0 to {last}")
-    if label >= 2**31:
-        raise BadRowError("label", f"the label {label} is too large for a class index")
     return label
 
 
@@ -318,19 +306,13 @@ def row_formats() -> dict[str, RowFormat]:
     from packhouse.read.single_turn_formats import TEXT_FORMATS
 
     together = CONVERSATION_FORMATS | TEXT_FORMATS | {"mixed": Mixed(required={})}
-    of_addons = {
-        name: registry.row_format(name)
-        for name, module in registry.ROW_FORMATS.items()
-        if registry.is_there(module)
-    }
+    installed = [n for n, module in registry.ROW_FORMATS.items() if registry.is_there(module)]
     known = {"auto", *together, *registry.ROW_FORMATS}
-    own_files = [name for name in ROW_FORMATS if name not in known]
+    files = [name for name in ROW_FORMATS if name not in known]
     # These come first: their rows may also fit a broader format, such as `text`.
-    return (
-        of_addons
-        | {name: import_module(f"packhouse.read.{name}_format").FORMAT for name in own_files}
-        | together
-    )
+    own = {name: registry.row_format(name) for name in installed}
+    own |= {name: import_module(f"packhouse.read.{name}_format").FORMAT for name in files}
+    return own | together
 
 
 @cache
@@ -339,11 +321,8 @@ def _formats_of_conversations() -> dict[str, RowFormat]:
     # `oasst_flat` needs all rows of a file, and `pairs` and `kto` make the whole dataset one of
     # preferences, so a single row cannot decide for them.
     left_out = ("mixed", "oasst_flat", "pairs", "kto")
-    return {
-        name: known
-        for name, known in row_formats().items()
-        if known.answers == "required" and name not in left_out
-    }
+    formats = {name: known for name, known in row_formats().items() if name not in left_out}
+    return {name: known for name, known in formats.items() if known.answers == "required"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -383,10 +362,8 @@ class PluginRows(RowFormat):
         for each in conversations:
             allowed = {"messages", "tools", "label"}
             if not isinstance(each, dict) or not {"messages"} <= each.keys() <= allowed:
-                raise PluginError(
-                    f"{self.plugin} returned {_keys_of(each)}. Return a dict with 'messages' and "
-                    "optionally 'tools' and 'label'"
-                )
+                fix = "Return a dict with 'messages' and optionally 'tools' and 'label'"
+                raise PluginError(f"{self.plugin} returned {_keys_of(each)}. {fix}")
             label = each.get("label")
             if label is not None:
                 label = class_index(label, config.label_names)
@@ -449,9 +426,6 @@ def row_format_called(name: str) -> RowFormat:
     return PluginRows(required={}, plugin=plugin, function=plugin.load())
 
 
-_OF_MESSAGES = {"role", "content"}
-
-
 def check_fields(config: SourceConfig) -> None:
     """Refuse keys of `fields` that no format has.
 
@@ -463,7 +437,7 @@ def check_fields(config: SourceConfig) -> None:
     is_any = config.format in DETECTED
     formats = row_formats().values() if is_any else [row_formats()[config.format]]
     known = {name for each in formats for name in (*each.required, *each.optional)}
-    known |= {*_OF_MESSAGES, *OPTIONS}
+    known |= {"role", "content", *OPTIONS}  # the first two are of messages
     for name in config.fields:
         if name not in known:
             named = "" if is_any else f" of format `{config.format}`"
@@ -531,20 +505,14 @@ def _where_rows_are(row: object, *, is_alone: bool) -> str:
             return f"If the rows are in the list '{name}', set `rows_at: {field}`"
     kinds = set(map(type, values.values()))
     if kinds == {dict} or (kinds == {list} and len(values) > 1):
-        what = "objects" if kinds == {dict} else "columns"
-        return (
-            f"Its {what} are in one object, which packhouse cannot read. Write a list of rows, or "
-            "one object per line"
-        )
+        what = f"{'objects' if kinds == {dict} else 'columns'} are in one object"
+        fix = "Write a list of rows, or one object per line"
+        return f"Its {what}, which packhouse cannot read. {fix}"
     return "Set `format`, and `fields` if the names differ. `packhouse init FILE` suggests both"
 
 
 def check_same_format(
-    rows: Rows,
-    name_of: Callable[[int], str],
-    row_format: str,
-    renamed: Mapping[str, str],
-    uri: str,
+    rows: Rows, name_of: Callable[[int], str], row_format: str, renamed: Mapping[str, str], uri: str
 ) -> None:
     """Refuse a file with rows of a second known format; rows of no known format are just bad.
 
@@ -578,12 +546,12 @@ def check_same_format(
         found = row_format_of(row, renamed)
         if found not in (row_format, None):
             own = ", ".join(repr(renamed.get(n, n)) for n in row_formats()[row_format].required)
-            raise SourceError(
-                f"source file '{uri}' mixes formats: it is {row_format} ({own or 'bare lists'}), "
-                f"and {name_of(index)} has {_keys_of(row)} ({found}). Split the file, set "
-                "`format: mixed` to read each row in its format, or set `format` to one of them "
-                "to quarantine the other rows",
-                uri=uri,
+            raise file_error(
+                uri,
+                f" mixes formats: it is {row_format} ({own or 'bare lists'}), and "
+                f"{name_of(index)} has {_keys_of(row)} ({found}). Split the file, set `format: "
+                "mixed` to read each row in its format, or set `format` to one of them to "
+                "quarantine the other rows",
             )
 
 
@@ -659,11 +627,8 @@ def read_options(records: Records, config: SourceConfig) -> RowOptions:
                 arguments[index], tools[index] = _read_template_arguments(present, names)
         except BadRowError as bad:
             failures[index] = bad.reason, bad.detail
-    options = RowOptions(
-        pa.array(arguments, pa.string()),
-        pa.array(tools, pa.string()),
-        pc.cast(pa.array(weights, pa.float64()), pa.float32()),
-    )
+    factors = pc.cast(pa.array(weights, pa.float64()), pa.float32())
+    options = RowOptions(pa.array(arguments, pa.string()), pa.array(tools, pa.string()), factors)
     if failures:
         options = options.take([index for index in range(number) if index not in failures])
         records.reject(failures)
@@ -671,12 +636,11 @@ def read_options(records: Records, config: SourceConfig) -> RowOptions:
 
 
 def _read_weight(value: object, name: str) -> float:
-    try:
-        weight = float(value) if isinstance(value, str | int | float) else math.nan
-    except (ValueError, OverflowError):
-        weight = math.nan
-    if isinstance(value, bool) or not _WEIGHTS[0] <= weight <= _WEIGHTS[1]:
-        low, high = _WEIGHTS
+    weight, (low, high) = math.nan, _WEIGHTS
+    if isinstance(value, str | int | float) and not isinstance(value, bool):
+        with suppress(ValueError, OverflowError):
+            weight = float(value)
+    if not low <= weight <= high:
         detail = f"{name} is {str(value)[:40]!r}, not a weight from {low:g} to {high:g}"
         raise BadRowError("loss_weight", detail)
     return weight

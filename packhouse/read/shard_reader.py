@@ -18,16 +18,9 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packhouse.errors import SourceError
 from packhouse.read.compression import name_row
-from packhouse.read.json_parsing import (
-    MAX_BAD_ROWS,
-    Failure,
-    Records,
-    Rows,
-    gc_paused,
-    unwrapped,
-)
+from packhouse.read.file_formats import file_error
+from packhouse.read.json_parsing import MAX_BAD_ROWS, Failure, Records, Rows, gc_paused, unwrapped
 from packhouse.read.row_formats import (
     Adapted,
     RowOptions,
@@ -47,8 +40,8 @@ from packhouse.read.unread_fields import (
     look_at_extra_fields,
 )
 from packhouse.recipe import SourceConfig, ValidateConfig
-from packhouse.records.arrays import one_chunk
-from packhouse.records.message_rules import role_violations
+from packhouse.records.arrays import one_chunk, string_bytes
+from packhouse.records.message_rules import FlatMessages, role_violations
 from packhouse.records.record_ids import GroupBy, conversation_ids, group_keys, pair_ids
 from packhouse.records.table_schemas import (
     DROPPED,
@@ -251,22 +244,18 @@ class _Reader:
         # Leave the rows that `where` keeps, in the form that `select` and `media` give them.
         if config.unwrap:
             records.rows = Rows(unwrapped(records.rows))
-        if shard.encoding != "utf-8":
-            records.failures = [
-                failure._replace(detail=f"bytes of the row are not {shard.encoding}")
-                if failure.reason == "encoding" and failure.detail.startswith("byte ")
-                else failure
-                for failure in records.failures
-            ]
-        has_marks, has_media = set[int](), set[int]()
-        if config.media == "drop_parts":
+        for at, bad in enumerate(records.failures if shard.encoding != "utf-8" else ()):
+            if bad.reason == "encoding" and bad.detail.startswith("byte "):
+                detail = f"bytes of the row are not {shard.encoding}"
+                records.failures[at] = bad._replace(detail=detail)
+        drops_parts, has_media = config.media == "drop_parts", set[int]()  # numbers of records
+        if drops_parts:
             records.rows, places = drop_media_marks(records.rows, config.ignored_fields)
-            has_marks = {int(records.numbers[place]) for place in places}
+            has_media.update(records.numbers[[*places]].tolist())
         dropped = self._reshape(records) if config.is_reshaped else []
-        if config.media == "drop_parts":
-            records.rows, has_media = drop_media_parts(records.rows)
-            numbers = records.numbers.tolist()
-            has_media |= {index for index, number in enumerate(numbers) if number in has_marks}
+        if drops_parts:
+            records.rows, places = drop_media_parts(records.rows)
+            has_media.update(records.numbers[[*places]].tolist())
         # Leave the rows that can have a conversation: of the file's format, without media, with
         # valid options.
         row_format = shard.row_format
@@ -276,19 +265,19 @@ class _Reader:
         elif config.format == "auto":
             check_same_format(records.rows, name_row_of, row_format, config.fields, shard.uri)
         extra = find_extra_fields(records.rows.layouts, row_format, config)
-        extra_fields, media_fields = look_at_extra_fields(
-            records.rows, extra, name_row_of, row_format, config, shard.uri
-        )
-        if config.media == "drop_parts":  # nothing reads these fields
-            has_media, media_fields = has_media | media_fields.keys(), {}
+        known = extra, name_row_of, row_format, config, shard.uri
+        extra_fields, media_fields = look_at_extra_fields(records.rows, *known)
+        if drops_parts:  # nothing reads these fields
+            has_media.update(records.numbers[[*media_fields]].tolist())
+            has_media, media_fields = has_media & {*records.numbers.tolist()}, {}
         records.reject(media_fields)
         # Before the conversations, because it rejects rows: `origin` counts the rows that remain.
         options = read_options(records, config)
         self._check_bad(records, len(records.failures))
         # Rows become conversations.
         adapted = row_format_called(row_format).read_all(records.rows, config)
-        kept, bad = _apply_rules(adapted, self.rules, row_format)
-        failures = records.failures + records.failures_of([*adapted.failures, *bad])
+        kept, broken = _apply_rules(adapted, self.rules, row_format)
+        failures = records.failures + records.failures_of([*adapted.failures, *broken])
         dropped += records.failures_of(adapted.dropped)
         if config.media == "drop_rows":
             dropped += [failure for failure in failures if failure.reason == "media"]
@@ -312,9 +301,8 @@ class _Reader:
             num_records=records.num_records,
             extra_paths=0 if is_paired else len(adapted.origin) - len(np.unique(adapted.origin)),
             extra_fields=extra_fields | {IN_MESSAGES + name: n for name, n in unread.items()},
-            notes=Counter(records.notes)
-            + Counter(bidi_controls=_bidi_rows(kept.messages), unanswered=adapted.num_unanswered)
-            + Counter(media_parts=len(has_media)),
+            notes=Counter({**records.notes, "media_parts": len(has_media)})
+            + Counter(bidi_controls=_bidi_rows(kept.messages), unanswered=adapted.num_unanswered),
             rejected=rejected,
         )
 
@@ -337,17 +325,13 @@ class _Reader:
         kept = sides[0]
         tools = pc.coalesce(kept.tools, options.tools)
         given = (options.arguments, options.weights)
-        classes = self.config.label_names
-        names = [
-            conversation_ids(side.messages, tools, side.labels, *given, label_names=classes)
-            for side in sides
-        ]
+        name = partial(conversation_ids, label_names=self.config.label_names)
+        names = [name(side.messages, tools, side.labels, *given) for side in sides]
         ids = pair_ids(*names) if len(names) == 2 else names[0]
         groups = group_keys(kept.messages, ids, self.group_by)
         rows = pa.array(records.row_start + records.numbers[kept.origin], pa.int64())
-        source = pa.DictionaryArray.from_arrays(
-            pa.array(np.zeros(len(rows), np.int32)), pa.array([self.shard.file])
-        )
+        codes = pa.array(np.zeros(len(rows), np.int32))
+        source = pa.DictionaryArray.from_arrays(codes, pa.array([self.shard.file]))
         columns = [ids, source, rows, kept.messages, tools, *given, kept.labels, groups]
         return pa.Table.from_arrays(columns, schema=VALIDATED)
 
@@ -370,11 +354,11 @@ class _Reader:
     def _check_bad(self, records: Records, number: int) -> None:
         """Refuse a shard with too many bad rows, before they fill memory."""
         if self.num_bad + number > MAX_BAD_ROWS:
-            raise SourceError(
-                f"source file '{self.shard.uri}' has more than {MAX_BAD_ROWS:,} bad rows, counted "
-                f"from row {records.row_start:,}. Check that it is the right file, and that format "
-                "and file_format are right",
-                uri=self.shard.uri,
+            raise file_error(
+                self.shard.uri,
+                f" has more than {MAX_BAD_ROWS:,} bad rows, counted from row "
+                f"{records.row_start:,}. Check that it is the right file, and that format and "
+                "file_format are right",
                 max_bad_rows=MAX_BAD_ROWS,
             )
 
@@ -407,20 +391,13 @@ def _apply_rules(
 
 def _bidi_rows(messages: pa.Array) -> int:
     """Count rows whose contents have a bidirectional control (U+202A-202E, U+2066-2069)."""
-    content = messages.flatten().field("content")
+    flat = FlatMessages.of(messages)
     # All contents are in one buffer, so search it once for E2 80 AA-AE and E2 81 A6-A9, and find
     # the content of each match by the ends of the contents.
-    data = content.buffers()[2]
-    if data is None:
-        return 0
-    raw = np.frombuffer(data, np.uint8)
-    lead = np.flatnonzero(raw[:-2] == 0xE2) if len(raw) > 2 else np.zeros(0, np.int64)
+    raw, offsets = string_bytes(flat.content)
+    lead = np.flatnonzero(raw[:-2] == 0xE2)
     second, third = raw[lead + 1], raw[lead + 2]
     marks = (second == 0x80) & (third >= 0xAA) & (third <= 0xAE)
     marks |= (second == 0x81) & (third >= 0xA6) & (third <= 0xA9)
-    if not marks.any():
-        return 0
-    text_ends = np.frombuffer(content.buffers()[1], np.int32)[content.offset + 1 :][: len(content)]
-    touched = np.unique(np.searchsorted(text_ends, lead[marks], side="right"))
-    rows = np.searchsorted(np.asarray(messages.offsets)[1:], touched, side="right")
-    return len(np.unique(rows))
+    touched = np.searchsorted(offsets[1:], lead[marks], side="right")
+    return len(np.unique(flat.rows[touched]))

@@ -8,6 +8,7 @@ cuts. It needs memory for two shards at most.
 """
 
 import hashlib
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -18,7 +19,7 @@ import numpy as np
 from packhouse.errors import SourceError
 from packhouse.read.compression import CHUNK_BYTES, FileStream, read_range
 from packhouse.read.csv_files import DELIMITERS, DelimitedFile
-from packhouse.read.file_formats import Compression, compression_of, format_of
+from packhouse.read.file_formats import Compression, compression_of, file_error, format_of
 from packhouse.read.json_parsing import Records, Rows, gc_paused, unwrapped
 from packhouse.read.parquet_files import TABULAR, decode_head, parse_tables
 from packhouse.read.record_boundaries import (
@@ -71,17 +72,17 @@ class SourceShard:
     """Absolute path or URL."""
     file_format: FileFormat
     compression: Compression
-    byte_start: int
+    byte_start: int = 0
     """First byte, uncompressed. Brackets and separating commas of a JSON array are left out."""
     byte_end: int
     """One past the last byte. For Parquet and Arrow, 0 to the file's size: rows limit the range."""
-    row_start: int
+    row_start: int = 0
     """Number of its first record in the file, from 0, not counting blank lines and the header."""
-    num_rows: int | None
+    num_rows: int | None = None
     """Number of records; None if counting needs parsing."""
-    sha256: str
+    sha256: str = ""
     """Digest of the shard's uncompressed bytes; of the whole file for Parquet and Arrow."""
-    file_sha256: str
+    file_sha256: str = ""
     """Digest of the stored file."""
     file_size: int
     """Bytes of the stored file."""
@@ -138,9 +139,8 @@ def _scan_file(
     if is_database and (path := local_path(file.uri)) is not None:
         function_of_addon("refuse_unsaved")(file.uri, str(path))
     if config.table is not None and not is_database:
-        raise SourceError(
-            f"source file '{file.uri}' is not a database, so `table` does not apply. Remove `table`"
-        )
+        problem = " is not a database, so `table` does not apply. Remove `table`"
+        raise file_error(file.uri, problem)
     name = source_name(config)
     whole = SourceShard(
         source=name,
@@ -148,12 +148,7 @@ def _scan_file(
         uri=file.uri,
         file_format=file_format,
         compression=compression,
-        byte_start=0,
         byte_end=file.size,
-        row_start=0,
-        num_rows=None,
-        sha256="",
-        file_sha256="",
         file_size=file.size,
         row_format=config.format,
         pin=file.pin,
@@ -162,30 +157,20 @@ def _scan_file(
     )
     if file_format in TABULAR:
         if compression != "none":
-            raise SourceError(
-                f"source file '{file.uri}' is compressed {file_format}, which cannot be read. "
-                "Unpack it"
-            )
+            problem = f" is compressed {file_format}, which cannot be read. Unpack it"
+            raise file_error(file.uri, problem)
         yield from _scan_table(whole, config, max_shard_bytes)
         return
-    text_file = TEXT_FILES[file_format](
-        file.uri,
-        max_shard_bytes,
-        rows_at=config.rows_at,
-        encoding=config.encoding,
-        max_record_bytes=max_record_bytes,
-    )
+    kind = partial(TEXT_FILES[file_format], max_record_bytes=max_record_bytes)
+    text_file = kind(file.uri, max_shard_bytes, rows_at=config.rows_at, encoding=config.encoding)
     stream = FileStream(file.uri, compression, config.encoding)
     # All cuts before the first shard: the digest of the file, which every shard has, is known only
     # at its end.
     cuts = list(text_file.cut(stream))
     if stream.stored_bytes != file.size:
-        raise SourceError(
-            f"source file '{file.uri}' changed while it was being read: it had {file.size:,} "
-            f"bytes, but {stream.stored_bytes:,} were read. Run again when nothing is writing to "
-            "it",
-            uri=file.uri,
-        )
+        sizes = f"it had {file.size:,} bytes, but {stream.stored_bytes:,} were read"
+        problem = f" changed while it was being read: {sizes}. {_AGAIN}"
+        raise file_error(file.uri, problem)
     whole = replace(whole, file_sha256=stream.stored_sha256.hexdigest(), header=text_file.header)
     shards = [replace(whole, **asdict(cut)) for cut in cuts]
     row_format: str = config.format
@@ -205,8 +190,7 @@ def _scan_table(
 ) -> Iterator[SourceShard]:
     """Cut a columnar file into shards: runs of row groups of bounded size."""
     stream = FileStream(whole.uri)
-    for _ in stream:
-        pass
+    deque(stream, maxlen=0)  # reads it
     sha256 = stream.stored_sha256.hexdigest()
     facts, *batches = decode_head(whole.uri, whole.file_format, 1000, whole.table)
     row_format: str = config.format
@@ -307,12 +291,12 @@ def _needs_all_rows(shard: SourceShard) -> bool:
     return known is not None and known.needs_all_rows
 
 
+_AGAIN = "Run again when nothing is writing to it"
+
+
 def _changed(shard: SourceShard) -> SourceError:
-    return SourceError(
-        f"source file '{shard.uri}' changed since it was scanned (bytes {shard.byte_start:,} to "
-        f"{shard.byte_end:,}). Run again when nothing is writing to it",
-        uri=shard.uri,
-    )
+    place = f"bytes {shard.byte_start:,} to {shard.byte_end:,}"
+    return file_error(shard.uri, f" changed since it was scanned ({place}). {_AGAIN}")
 
 
 # Scan a source: cut its files into shards, find the format of its rows and the types of columns.
@@ -363,10 +347,8 @@ def scan_source(
             first.setdefault(shards[0].row_format, shards[0].uri)
     if len(first) > 1:  # all files of a source have one format, like all rows of a file
         shown = ", ".join(f"'{uri}' is {name}" for name, uri in list(first.items())[:3])
-        raise SourceError(
-            f"source '{config.path}' mixes formats: {shown}. Make each format a separate source",
-            path=config.path,
-        )
+        what = f"source '{config.path}' mixes formats: {shown}"
+        raise SourceError(f"{what}. Make each format a separate source", path=config.path)
     return [shard for shards in files for shard in _whole(shards)]
 
 
@@ -381,10 +363,10 @@ def _whole(shards: list[SourceShard]) -> list[SourceShard]:
         return shards
     size = last.byte_end - first.byte_start
     if size > MAX_WHOLE_BYTES:
-        raise SourceError(
-            f"source file '{first.uri}' has {size:,} bytes. Format {first.row_format} reads all "
-            f"rows of a file at once, up to {MAX_WHOLE_BYTES:,} bytes. Split the file by tree",
-            uri=first.uri,
+        raise file_error(
+            first.uri,
+            f" has {size:,} bytes. Format {first.row_format} reads all rows of a file at once, up "
+            f"to {MAX_WHOLE_BYTES:,} bytes. Split the file by tree",
         )
     counts = [shard.num_rows for shard in shards]
     num_rows = None if None in counts else sum(n for n in counts if n is not None)
@@ -396,15 +378,12 @@ def _whole(shards: list[SourceShard]) -> list[SourceShard]:
 
 def _with_columns(files: list[list[SourceShard]], config: SourceConfig) -> list[list[SourceShard]]:
     """Add the kinds of the columns, over all files, and the format of the rows."""
-    columns = function_of_addon("find_columns")(files, config)
-    files = [[replace(shard, columns=columns) for shard in shards] for shards in files]
-    if config.format != "auto":
-        return files
-    formats = [_format_of_all(shards, config) for shards in files]
-    return [
-        [replace(shard, row_format=row_format) for shard in shards]
-        for row_format, shards in zip(formats, files, strict=True)
-    ]
+    columns, made = function_of_addon("find_columns")(files, config), []
+    for shards in files:
+        shards = [replace(shard, columns=columns) for shard in shards]
+        row_format = _format_of_all(shards, config) if config.format == "auto" else config.format
+        made.append([replace(shard, row_format=row_format) for shard in shards])
+    return made
 
 
 def _format_of_all(shards: Sequence[SourceShard], config: SourceConfig) -> str:

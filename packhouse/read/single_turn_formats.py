@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 
-from packhouse.read.chat_messages import Conversation, kind_of, text_turn
+from packhouse.read.chat_messages import Conversation, kind_of, optional_text, text_turn
 from packhouse.read.json_parsing import Rows, value_of
 from packhouse.read.row_formats import (
     Adapted,
@@ -17,7 +17,6 @@ from packhouse.read.row_formats import (
     aliases,
     check_present,
     class_index,
-    optional_text,
 )
 from packhouse.recipe import SourceConfig
 from packhouse.records.message_rules import assemble
@@ -50,9 +49,9 @@ class TextFields(RowFormat):
                 if isinstance(value, list) and value and isinstance(value[0], dict):
                     hint = "; use `format: chat` for messages, or join the texts with `select`"
                 raise BadRowError("type", f"{names[ours]} is {kind_of(value)}, not text{hint}")
-        context = optional_text(row, names, self.context) or None
-        reasoning = optional_text(row, names, "reasoning") or None
-        system = optional_text(row, names, "system")
+        context = optional_text(row, names.get(self.context))
+        reasoning = optional_text(row, names.get("reasoning"))
+        system = optional_text(row, names.get("system"))
         turns = [text_turn("system", system)] if system else []
         # Earlier questions and answers, as in LLaMA-Factory's Alpaca files.
         history = row.get(names.get("history"))
@@ -87,19 +86,16 @@ class TextFields(RowFormat):
         if not names or not rows.are_objects or "system" in names or "history" in names:
             return one_by_one()
         columns = [[row[names[ours]] for row in rows] for _, ours in self.turns]
+        asides = ("context", self.context, 0), ("reasoning", "reasoning", len(columns) - 1)
         extra = {  # our name of the message's field -> its turn, and the texts of all rows
             field: (turn, [row.get(names[ours]) for row in rows])
-            for field, ours, turn in (
-                ("context", self.context, 0),
-                ("reasoning", "reasoning", len(columns) - 1),
-            )
+            for field, ours, turn in asides
             if ours in names
         }
         if not rows.value_types <= {str}:
-            asides = [texts for _, texts in extra.values()]
-            if any(set(map(type, column)) != {str} for column in columns) or any(
-                not set(map(type, texts)) <= {str, type(None)} for texts in asides
-            ):
+            are_texts = all(set(map(type, column)) == {str} for column in columns)
+            optional = [set(map(type, texts)) for _, texts in extra.values()]
+            if not are_texts or not all(types <= {str, type(None)} for types in optional):
                 return one_by_one()
         labels: list[int] | list[None] = [None] * len(rows)
         if "label" in self.required:
@@ -232,14 +228,11 @@ TEXT_FORMATS: dict[str, RowFormat] = {
         context="context",
     ),
     "classification": TextFields(
-        required=aliases("text|sentence|content label"),
-        turns=(("user", "text"),),
-        answers="label",
+        required=aliases("text|sentence|content label"), turns=(("user", "text"),), answers="label"
     ),
     "text": TextFields(required=aliases("text"), turns=(("assistant", "text"),), answers="text"),
     "squad": Squad(
-        required=aliases("paragraphs"),
-        optional=aliases("context question answers title id"),
+        required=aliases("paragraphs"), optional=aliases("context question answers title id")
     ),
 }
 """Formats in the order in which they are tried: those with more required fields come first."""

@@ -16,7 +16,7 @@ from typing import IO, Any
 from urllib.parse import urlsplit
 
 from packhouse.errors import PackhouseError, SourceError, TransientError
-from packhouse.read.file_formats import FORMATS_BY_ENDING, format_of_name
+from packhouse.read.file_formats import FORMATS_BY_ENDING, file_error, format_of_name
 from packhouse.recipe import SourceConfig
 from packhouse.registry import function_of_addon
 from packhouse.store.object_store import open_filesystem
@@ -27,7 +27,7 @@ _SCHEMES = ("file", "s3", "gs", "az", "hf")
 _GLOB = re.compile(r"[*?\[]")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class SourceFile:
     """One file of a source, at the time of the scan."""
 
@@ -154,14 +154,13 @@ def file_errors(uri: str) -> Iterator[None]:
     except PackhouseError:
         raise
     except FileNotFoundError:
-        raise SourceError(
-            f"source file '{uri}' does not exist{near_files(uri) or '. Check the path'}", uri=uri
-        ) from None
+        advice = near_files(uri) or ". Check the path"
+        raise file_error(uri, f" does not exist{advice}") from None
     except PermissionError as error:
         raise SourceError(f"no permission to read source file '{uri}': {error}", uri=uri) from None
     except OSError as error:
         if "://" not in uri:
-            raise SourceError(f"source file '{uri}' cannot be read: {error}", uri=uri) from None
+            raise file_error(uri, f" cannot be read: {error}") from None
         raise TransientError(f"storage failed to return '{uri}': {error}", uri=uri) from None
     except Exception as error:
         # By the name of the package, so that clients need not be imported to be recognised.
@@ -186,20 +185,15 @@ def _check_uri(path: str) -> str:
     if "://" not in path:
         return ""
     parts = urlsplit(path)
+    fix = "Remove them, and set them in the environment (AWS_ACCESS_KEY_ID, HF_TOKEN, ...)"
     if "@" in parts.netloc:
-        host = parts.netloc.rsplit("@", 1)[1]
-        raise SourceError(
-            f"source '{parts.scheme}://***@{host}{parts.path}' contains credentials. Remove them, "
-            "and set them in the environment (AWS_ACCESS_KEY_ID, HF_TOKEN, ...)"
-        )
+        shown = f"{parts.scheme}://***@{parts.netloc.rsplit('@', 1)[1]}{parts.path}"
+        raise SourceError(f"source '{shown}' contains credentials. {fix}")
     # A key of AWS may contain a slash. In `s3://KEY:SEC/RET@bucket` the netloc then ends before the
     # `@`, so the check above misses it, and what follows the colon is not a port.
     host, colon, port = parts.netloc.partition(":")
     if colon and host != "arn" and not re.fullmatch("[0-9]*", port):  # `key:sec/ret@bucket`
-        raise SourceError(
-            f"a {parts.scheme}:// source contains credentials. Remove them, and set them in the "
-            "environment (AWS_ACCESS_KEY_ID, HF_TOKEN, ...)"
-        )
+        raise SourceError(f"a {parts.scheme}:// source contains credentials. {fix}")
     if parts.scheme not in _SCHEMES:
         raise SourceError(
             f"source '{parts.scheme}://{parts.netloc}{parts.path}': scheme '{parts.scheme}' is not "
@@ -219,10 +213,9 @@ def _local_glob(pattern: Path) -> list[SourceFile]:
     real = root.resolve()
     for folder in {path.parent for path in found}:  # a worker may be allowed this root only
         if not folder.resolve().is_relative_to(real):
-            raise SourceError(
-                f"source '{folder}' is reached through a symbolic link that leads outside "
-                f"'{root}'. Use its target '{folder.resolve()}' instead"
-            )
+            what = f"is reached through a symbolic link that leads outside '{root}'"
+            fix = f"Use its target '{folder.resolve()}' instead"
+            raise SourceError(f"source '{folder}' {what}. {fix}")
     return [_local(path, root) for path in found]
 
 
@@ -252,16 +245,11 @@ def _local(path: Path, root: Path) -> SourceFile:
     if kind in _NOT_PLAIN:
         raise SourceError(f"source '{path}' is {_NOT_PLAIN[kind]}, not a plain file")
     if any("\ud800" <= letter <= "\udfff" for letter in str(path)):
-        raise SourceError(
-            f"source {os.fsencode(path)!r} has a name that is not valid UTF-8, which a manifest "
-            "cannot store. Rename the file"
-        )
-    return SourceFile(
-        uri=os.path.abspath(path),  # noqa: PTH100 (resolve() would follow links of parents)
-        name=path.relative_to(root).as_posix(),
-        size=status.st_size,
-        pin=str(status.st_mtime_ns),
-    )
+        what = "has a name that is not valid UTF-8, which a manifest cannot store. Rename the file"
+        raise SourceError(f"source {os.fsencode(path)!r} {what}")
+    uri = os.path.abspath(path)  # noqa: PTH100 (resolve() would follow links of parents)
+    name = path.relative_to(root).as_posix()
+    return SourceFile(uri, name, status.st_size, str(status.st_mtime_ns))
 
 
 def _find_in_bucket(uri: str) -> list[SourceFile]:
@@ -276,18 +264,17 @@ def _find_in_bucket(uri: str) -> list[SourceFile]:
         elif filesystem.isdir(path):
             folder = path
             found = filesystem.find(path, detail=True)
-            infos = {n: info for n, info in found.items() if _is_data(Path(n[len(path) :]))}
+            infos = {n: info for n, info in found.items() if _is_data(Path(_below(path, n)))}
         else:
             infos = {path: filesystem.info(path)}
     return [
-        SourceFile(
-            uri=f"{scheme}://{name}",
-            name=name.removeprefix(folder).lstrip("/"),
-            size=int(info["size"]),
-            pin=_pin(info),
-        )
-        for name, info in infos.items()
+        SourceFile(f"{scheme}://{path}", _below(folder, path), int(info["size"]), _pin(info))
+        for path, info in infos.items()
     ]
+
+
+def _below(folder: str, path: str) -> str:
+    return path.removeprefix(folder).lstrip("/")
 
 
 def _pin(info: Mapping[str, Any]) -> str:
@@ -341,10 +328,8 @@ def parse_hub_uri(uri: str) -> HubPath:
     """
     match = _HUB_URI.fullmatch(uri)
     if match is None:
-        raise SourceError(
-            f"source '{uri}' is not a path in a dataset repository. Expected "
-            "hf://datasets/ORG/NAME[@REVISION]/PATH"
-        )
+        what = "is not a path in a dataset repository"
+        raise SourceError(f"source '{uri}' {what}. Expected hf://datasets/ORG/NAME[@REVISION]/PATH")
     repo, revision, path = match.groups()
     revision = (revision or "main").replace("%2F", "/")
     return HubPath(repo=repo, revision=revision, path=(path or "").strip("/"))
@@ -371,10 +356,8 @@ def find_on_hub(uri: str) -> list[SourceFile]:
         sizes: dict[str, int] | None = None
         folder = path[: pattern.start()].rpartition("/")[0] if pattern else path
         if path and not pattern:
-            cached = None
-            if wanted.revision == commit:  # no network is needed for a file in the cache
-                cached = try_to_load_from_cache(wanted.repo, path, **of_commit)
-            if isinstance(cached, str):
+            cached = try_to_load_from_cache(wanted.repo, path, **of_commit)
+            if isinstance(cached, str) and wanted.revision == commit:  # a branch may have moved
                 sizes = {path: Path(cached).stat().st_size}
             else:
                 [*found] = api.get_paths_info(wanted.repo, [path], **of_commit)
@@ -393,17 +376,9 @@ def find_on_hub(uri: str) -> list[SourceFile]:
                 is_named = _glob_to_regex(path).fullmatch
                 sizes = {name: size for name, size in sizes.items() if is_named(name)}
             else:
-                inside = len(folder)
-                sizes = {n: s for n, s in sizes.items() if _is_data(Path(n[inside:].lstrip("/")))}
-    return [
-        SourceFile(
-            uri=replace(wanted, revision=commit, path=name).uri,
-            name=name.removeprefix(folder).lstrip("/"),
-            size=size,
-            pin=commit,
-        )
-        for name, size in sizes.items()
-    ]
+                sizes = {n: s for n, s in sizes.items() if _is_data(Path(_below(folder, n)))}
+    uris = {path: replace(wanted, revision=commit, path=path).uri for path in sizes}
+    return [SourceFile(uris[n], _below(folder, n), size, commit) for n, size in sizes.items()]
 
 
 def fetch_from_hub(uri: str) -> Path:
@@ -417,15 +392,8 @@ def fetch_from_hub(uri: str) -> Path:
 
     file = parse_hub_uri(uri)
     with _hub_errors(file):
-        path = hf_hub_download(
-            file.repo,
-            file.path,
-            repo_type="dataset",
-            revision=file.revision,
-            tqdm_class=silent_bar(),
-            **hub_options(),
-        )
-    return Path(path)
+        of_revision: Any = {"repo_type": "dataset", "revision": file.revision, **hub_options()}
+        return Path(hf_hub_download(file.repo, file.path, tqdm_class=silent_bar(), **of_revision))
 
 
 def _glob_to_regex(pattern: str) -> re.Pattern[str]:
@@ -446,35 +414,27 @@ def _hub_errors(wanted: HubPath) -> Iterator[None]:
         repo = f"hf://datasets/{wanted.repo}"
         response = getattr(error, "response", None)
         status = 0 if response is None else response.status_code
-        has_token = bool(hub_options()["token"])
+        has_token, is_temporary = bool(hub_options()["token"]), False
         if isinstance(error, errors.GatedRepoError):
-            why = (
-                f"{repo} is gated. Request access on its page, and set HF_TOKEN to a token for "
-                "that account"
-            )
+            why = f"{repo} is gated. Request access on its page, and set HF_TOKEN to a token for "
+            why += "that account"
         elif isinstance(error, errors.RevisionNotFoundError):
             why = f"{repo} has no revision '{wanted.revision}'"
         elif isinstance(error, errors.OfflineModeIsEnabled):
-            why = (
-                "HF_HUB_OFFLINE is set, so only cached files can be read, and only by commit (@ "
-                "and its 40 digits)"
-            )
+            why = "HF_HUB_OFFLINE is set, so only cached files can be read, and only by commit (@ "
+            why += "and its 40 digits)"
         elif (
             isinstance(error, errors.LocalEntryNotFoundError | ConnectionError | TimeoutError)
             or type(error).__module__.split(".")[0] in _HUB_CLIENTS
         ):
-            raise TransientError(
-                f"source '{wanted.uri}': the Hub cannot be reached, and the file is not in the "
-                f"cache ({first_line(error)}). Check the network and HF_ENDPOINT"
-            ) from None
+            is_temporary, why = True, "the Hub cannot be reached, and the file is not in the cache "
+            why += f"({first_line(error)}). Check the network and HF_ENDPOINT"
         elif isinstance(error, errors.EntryNotFoundError):
             why = "the repository has no such file"
         elif not isinstance(error, errors.HfHubHTTPError):
             raise
         elif status == 429 or status >= 500:
-            raise TransientError(
-                f"source '{wanted.uri}': the Hub returned {status}", uri=wanted.uri
-            ) from None
+            is_temporary, why = True, f"the Hub returned {status}"
         elif status in (401, 403) and has_token:
             why = f"HF_TOKEN is invalid or has no access to {repo} ({status})"
         elif status in (401, 403):
@@ -485,4 +445,5 @@ def _hub_errors(wanted: HubPath) -> Iterator[None]:
             why = f"{repo} does not exist{unseen}. Check its name"
         else:
             why = f"the Hub refused the request ({status})"
-        raise SourceError(f"source '{wanted.uri}': {why}", uri=wanted.uri) from None
+        kind = TransientError if is_temporary else SourceError
+        raise kind(f"source '{wanted.uri}': {why}", uri=wanted.uri) from None

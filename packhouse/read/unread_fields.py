@@ -16,11 +16,12 @@ from itertools import islice
 import numpy as np
 import pyarrow as pa
 
-from packhouse.errors import SourceError
 from packhouse.read.chat_messages import IMAGE_PATHS, is_media_part
+from packhouse.read.file_formats import file_error
 from packhouse.read.json_parsing import Records, Rows, value_of
 from packhouse.read.row_formats import Adapted, option_names, row_format_called
 from packhouse.recipe import SourceConfig
+from packhouse.records.message_rules import FlatMessages
 from packhouse.registry import function_of_addon
 
 ExtraFields = dict[tuple[str, ...], list[str]]
@@ -97,13 +98,13 @@ def look_at_extra_fields(
         held = [name for name in extra[tuple(row)] if row[name] not in _NOTHING]
         # Not `== False`: classes are often called 0 and 1.
         if checks_labels and "label" in held and row["label"] is False:
-            raise SourceError(
-                f"source file '{uri}': {name_of(index)} has `label: false`, which marks a bad "
-                f"answer in data for KTO, and format '{row_format}' would train it as a good one. "
-                "Set `where: label` to leave out such rows, or `format: kto` and `pack: {strategy: "
-                "none}` to publish all rows with their labels. If the label means something else, "
-                f"set `format: {row_format}`",
-                uri=uri,
+            raise file_error(
+                uri,
+                f": {name_of(index)} has `label: false`, which marks a bad answer in data for KTO, "
+                f"and format '{row_format}' would train it as a good one. Set `where: label` to "
+                "leave out such rows, or `format: kto` and `pack: {strategy: none}` to publish all "
+                f"rows with their labels. If the label means something else, set `format: "
+                f"{row_format}`",
             )
         counts.update(held)
         for name in held:
@@ -245,7 +246,7 @@ def is_text(value: str) -> bool:
     return not value.isascii() and len(UNSPACED.findall(value)) >= _MIN_LETTERS
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class UnreadText:
     """A field of a shard with text that nothing reads."""
 
@@ -332,24 +333,19 @@ class UnreadTexts:
         place_of: Callable[[int], tuple[int, int | None]],
     ) -> None:
         """Count the fields with text that is not in the row's conversations."""
-        read: defaultdict[int, list[str]] = defaultdict(list)
+        read = defaultdict[int, list[str]](list)
         places = np.flatnonzero(np.isin(adapted.origin, list(found)))
-        messages = adapted.messages.take(pa.array(places))
-        # Conversations of [2 1] messages end at [2 3], so messages 0 1 2 are of rows 0 0 1.
-        ends = np.cumsum(messages.value_lengths())
-        of_message = adapted.origin[places][
-            np.searchsorted(ends, np.arange(len(messages.flatten())), side="right")
-        ].tolist()
-        for name in ("content", "context", "reasoning", "tool_calls"):
-            for index, text in zip(
-                of_message, messages.flatten().field(name).to_pylist(), strict=True
-            ):
+        flat, origin = (
+            FlatMessages.of(adapted.messages.take(pa.array(places))),
+            adapted.origin[places],
+        )
+        columns = [(origin[flat.rows], text) for text in (flat.content, flat.context)]
+        columns += [(origin[flat.rows], text) for text in (flat.reasoning, flat.tool_calls)]
+        columns += [(origin, text.take(pa.array(places))) for text in (adapted.tools, arguments)]
+        for rows, texts_read in columns:
+            for index, text in zip(rows.tolist(), texts_read.to_pylist(), strict=True):
                 if text:
                     read[index].append(text)
-        for place in places.tolist():
-            for text in (adapted.tools[place].as_py(), arguments[place].as_py()):
-                if text:
-                    read[int(adapted.origin[place])].append(text)
         for index, texts in found.items():
             pieces = sorted({_plain(t) for text in read[index] for t in (text, *_texts(text))})
             # The longest first, so that a prompt is removed before a short answer that occurs in
@@ -378,12 +374,8 @@ class UnreadTexts:
             different = Counter(left for own, left in set(rows) if own != left)
             counts[name] = sum(different[left] < MIN_ROWS for _, left in rows)
         names = sorted((n for n in counts if counts[n]), key=lambda n: (-counts[n], n))
-        return {
-            name: UnreadText(
-                rows=counts[name], row=self._first[name][0], byte_offset=self._first[name][1]
-            )
-            for name in sorted(names[:MAX_NAMES])
-        }
+        kept = sorted(names[:MAX_NAMES])
+        return {name: UnreadText(counts[name], *self._first[name]) for name in kept}
 
 
 def _left_by_select(

@@ -80,10 +80,8 @@ class QualityConfig(Section):
     @model_validator(mode="after")
     def _other_than_which(self) -> Self:
         if self.max_other_languages is not None and not self.languages:
-            raise ValueError(
-                "max_other_languages is set without `languages`. List the languages that answers "
-                "may be in"
-            )
+            fix = "List the languages that answers may be in"
+            raise ValueError(f"max_other_languages is set without `languages`. {fix}")
         return self
 
 

@@ -103,11 +103,8 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _settings_agree(self) -> Self:
-        if self.format.template == "sequence_classification" and self.pack.strategy != "none":
-            raise ValueError(
-                "format.template sequence_classification has one label per record, which packing "
-                f"would lose; pack.strategy is {self.pack.strategy}. Set pack.strategy: none"
-            )
+        if self.format.template == "sequence_classification":
+            self._refuse_packing("format.template sequence_classification")
         weighted = [source.path for source in self.sources if source.is_weighted]
         if weighted and self.format.template == "sequence_classification":
             raise ValueError(
@@ -153,17 +150,19 @@ class Recipe(Section):
                 f"{setting} cannot be used with sources of format {kind}, whose answers are "
                 "always trained in full. Remove or change it"
             )
-        if kind == "kto" and pack.strategy != "none":
-            raise ValueError(
-                "format kto has one label per record, which packing would lose; pack.strategy is "
-                f"{pack.strategy}. Set pack.strategy: none"
-            )
+        if kind == "kto":
+            self._refuse_packing("format kto")
         for name in {each.format for each in self.publish.exports} - {"arrow", "trl"}:
-            raise ValueError(
-                f"export {name} would train on rejected answers as if they were chosen. Use "
-                "trl or arrow"
-            )
+            problem = "would train on rejected answers as if they were chosen. Use trl or arrow"
+            raise ValueError(f"export {name} {problem}")
         return self
+
+    def _refuse_packing(self, setting: str) -> None:
+        if (strategy := self.pack.strategy) != "none":
+            raise ValueError(
+                f"{setting} has one label per record, which packing would lose; pack.strategy is "
+                f"{strategy}. Set pack.strategy: none"
+            )
 
 
 def preferences_in(formats: Iterable[str]) -> Preferences | None:

@@ -185,9 +185,8 @@ def load_recipe(
     except IsADirectoryError:
         raise ConfigError(f"{where} is a folder. Pass a YAML file") from None
     except UnicodeDecodeError as error:
-        raise ConfigError(
-            f"{where} is not UTF-8 (byte {error.start:,}). Save it as UTF-8"
-        ) from None
+        byte = f"byte {error.start:,}"
+        raise ConfigError(f"{where} is not UTF-8 ({byte}). Save it as UTF-8") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"recipe {str(path)!r} cannot be read: {reason}") from None
@@ -203,9 +202,8 @@ def load_recipe(
     try:
         expanded = expand_variables(raw)
     except RecursionError:
-        raise ConfigError(
-            f"{where}: an alias (`*name`) is inside its own anchor (`&name`). Write the value out"
-        ) from None
+        what = "an alias (`*name`) is inside its own anchor (`&name`). Write the value out"
+        raise ConfigError(f"{where}: {what}") from None
     root = cache(lambda: _Loader(text).get_single_node())  # only for messages
 
     def line_of(loc: tuple[int | str, ...]) -> int | None:
@@ -273,10 +271,9 @@ def _parse_yaml(text: str, where: str) -> Any:
             return None
         # Before the values are built: a few lines of nested aliases can stand for gigabytes.
         if (size := _written_out(node, {})) > MAX_RECIPE_CHARS:
-            raise ConfigError(
-                f"{where}: expands to {size:,} characters because of its aliases (`*name`); the "
-                f"limit is {MAX_RECIPE_CHARS:,}. Use fewer aliases"
-            )
+            what = f"expands to {size:,} characters because of its aliases (`*name`)"
+            limit = f"the limit is {MAX_RECIPE_CHARS:,}. Use fewer aliases"
+            raise ConfigError(f"{where}: {what}; {limit}")
         return loader.construct_document(node)
     except yaml.YAMLError as error:
         place = getattr(error, "problem_mark", None)
@@ -427,16 +424,12 @@ def expand_variables(value: object) -> Any:
 def _variable(match: re.Match[str]) -> str:
     name, default = match.groups()
     if not name.startswith("PACKHOUSE_"):  # no credential may get into a recipe
-        raise ConfigError(
-            f"the recipe uses ${{{name}}}, but only variables named PACKHOUSE_* are allowed. "
-            "Rename it"
-        )
+        rule = "only variables named PACKHOUSE_* are allowed. Rename it"
+        raise ConfigError(f"the recipe uses ${{{name}}}, but {rule}")
     value = os.environ.get(name, default)
+    fix = f"Set it, or write ${{{name}:-default}} in the recipe"
     if value is None:
-        raise ConfigError(
-            f"the environment variable {name} is not set. Set it, or write ${{{name}:-default}} "
-            "in the recipe"
-        )
+        raise ConfigError(f"the environment variable {name} is not set. {fix}")
     return value
 
 
@@ -445,9 +438,7 @@ def _sources_at(sources: list[SourceConfig], folder: Path) -> list[SourceConfig]
 
 
 def _at(uri: str, folder: Path) -> str:
-    if "://" in uri:
-        return uri
-    return os.path.normpath(folder / Path(uri).expanduser())
+    return uri if "://" in uri else os.path.normpath(folder / Path(uri).expanduser())
 
 
 def tokenizer_at(name: str, folder: Path) -> str:

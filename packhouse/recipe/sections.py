@@ -151,19 +151,10 @@ CHAT_TEMPLATES = ("chat", "mistral_system", *RENDERERS)
 """Built-in templates that accept `chat_template_kwargs`: Jinja templates and Python renderers."""
 TEMPLATES = (
     *CHAT_TEMPLATES,
-    "alpaca",
-    "alpaca_newline",
-    "completion",
-    "classification",
-    "sequence_classification",
-    "text",
-    "dart-math/qa",
-    "dart-math/alpaca",
-    "dart-math/wizardmath-cot",
-    "dart-math/deepseekmath",
-    "dart-math/deepseekmath-tool",
-    "dart-math/xwinmath",
-    "dart-math/mammoth2-cot",
+    *("alpaca", "alpaca_newline", "completion"),
+    *("classification", "sequence_classification", "text"),
+    *("dart-math/qa", "dart-math/alpaca", "dart-math/wizardmath-cot", "dart-math/deepseekmath"),
+    *("dart-math/deepseekmath-tool", "dart-math/xwinmath", "dart-math/mammoth2-cot"),
     "dart-math/llama3-math",
 )
 """Built-in templates, implemented in `packhouse.render`."""
@@ -198,9 +189,8 @@ def check_arguments(arguments: Mapping[str, object]) -> None:
     """
     for name in arguments:
         if not name.isidentifier() or name in _OWN_ARGUMENTS or name.endswith("_token"):
-            raise ValueError(
-                f"'{name[:60]}' cannot be set as an argument of a chat template. Remove it"
-            )
+            problem = "cannot be set as an argument of a chat template. Remove it"
+            raise ValueError(f"'{name[:60]}' {problem}")
 
 
 class FormatConfig(Section):
@@ -281,45 +271,34 @@ class FormatConfig(Section):
         except (TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"the arguments cannot be written as JSON: {error}") from None
         if len(text) > _MAX_ARGUMENTS:
-            raise ValueError(
-                f"the arguments have {len(text):,} characters as JSON; the limit is "
-                f"{_MAX_ARGUMENTS:,}. Shorten them"
-            )
+            limit = f"the limit is {_MAX_ARGUMENTS:,}. Shorten them"
+            raise ValueError(f"the arguments have {len(text):,} characters as JSON; {limit}")
         ordered: dict[str, Any] = json.loads(text)
         return ordered
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
+        problem = ""
         if self.chat_template_kwargs and self.template in set(TEMPLATES) - set(CHAT_TEMPLATES):
-            raise ValueError(
-                f"template {self.template} does not accept chat_template_kwargs. Remove them, or "
-                "use a chat template"
-            )
-        if self.never_train and self.train_on != "all":
-            raise ValueError(
-                f"never_train requires train_on: all, but train_on is {self.train_on}. Change "
-                "one of them"
-            )
-        if len({*self.never_train, "tool", "system"}) == 4:
-            raise ValueError(
-                "never_train excludes both user and assistant, so nothing is left to train. "
-                "Remove one of the two"
-            )
-        if self.turns == "alone" and self.train_on == "all":
-            raise ValueError(
-                "turns: alone trains one answer per record and cannot be combined with train_on: "
-                "all. Change one of them"
-            )
-        if self.turns == "whole" and self.thought_end is not None:
-            raise ValueError(
-                "turns: whole renders each row once, and the template drops the reasoning that "
-                "thought_end would close. Remove thought_end, or use turns: joined"
-            )
-        if self.reasoning == "train_last" and self.train_on == "all":
-            raise ValueError(
-                "reasoning: train_last excludes reasoning from training and cannot be combined "
-                "with train_on: all. Change one of them"
-            )
+            problem = f"template {self.template} does not accept chat_template_kwargs. Remove them"
+            problem += ", or use a chat template"
+        elif self.never_train and self.train_on != "all":
+            problem = f"never_train requires train_on: all, but train_on is {self.train_on}. "
+            problem += "Change one of them"
+        elif len({*self.never_train, "tool", "system"}) == 4:
+            problem = "never_train excludes both user and assistant, so nothing is left to train. "
+            problem += "Remove one of the two"
+        elif self.turns == "alone" and self.train_on == "all":
+            problem = "turns: alone trains one answer per record and cannot be combined with "
+            problem += "train_on: all. Change one of them"
+        elif self.turns == "whole" and self.thought_end is not None:
+            problem = "turns: whole renders each row once, and the template drops the reasoning "
+            problem += "that thought_end would close. Remove thought_end, or use turns: joined"
+        elif self.reasoning == "train_last" and self.train_on == "all":
+            problem = "reasoning: train_last excludes reasoning from training and cannot be "
+            problem += "combined with train_on: all. Change one of them"
+        if problem:
+            raise ValueError(problem)
         return self
 
 
@@ -382,15 +361,12 @@ class PackConfig(Section):
     def _multiples_fit(self) -> Self:
         multiple = self.pad_record_to_multiple_of
         if self.seq_len % multiple:
-            raise ValueError(
-                f"seq_len {self.seq_len} is not a multiple of pad_record_to_multiple_of "
-                f"{multiple}. Use {max(1, self.seq_len // multiple) * multiple}"
-            )
+            nearest = max(1, self.seq_len // multiple) * multiple
+            problem = f"is not a multiple of pad_record_to_multiple_of {multiple}. Use {nearest}"
+            raise ValueError(f"seq_len {self.seq_len} {problem}")
         if multiple > 1 and self.strategy == "concat":
-            raise ValueError(
-                "strategy concat leaves no room for padding. Remove pad_record_to_multiple_of, or "
-                "choose another strategy"
-            )
+            fix = "Remove pad_record_to_multiple_of, or choose another strategy"
+            raise ValueError(f"strategy concat leaves no room for padding. {fix}")
         return self
 
 
@@ -458,9 +434,8 @@ class SplitConfig(Section):
         return self
 
 
-Target = Annotated[
-    str, Field(pattern=r"^(hf://datasets/[\w.-]+/[\w.-]+|wandb://[\w.-]+(\?files=true)?)$")
-]
+_TARGET = r"^(hf://datasets/[\w.-]+/[\w.-]+|wandb://[\w.-]+(\?files=true)?)$"
+Target = Annotated[str, Field(pattern=_TARGET)]
 
 ExportFormat = Literal["trl", "axolotl", "megatron", "mds", "msgpack", "jsonl", "arrow"]
 
@@ -565,9 +540,8 @@ class PublishConfig(Section):
         """Sort by name and drop repeats, so that their order does not change the version."""
         named = {each.format: each for each in exports}
         if twice := [each.format for each in exports if each != named[each.format]]:
-            raise ValueError(
-                f"exports lists '{twice[0]}' more than once with different shard counts. Keep one"
-            )
+            problem = "more than once with different shard counts. Keep one"
+            raise ValueError(f"exports lists '{twice[0]}' {problem}")
         return [named[name] for name in sorted(named)]
 
 
@@ -600,19 +574,8 @@ ROW_FORMATS = (
 DETECTED = ("auto", "mixed")
 """Names with which packhouse finds the format of rows, among all formats."""
 
-FileFormat = Literal[
-    "json",
-    "jsonl",
-    "objects",
-    "csv",
-    "csv_semicolon",
-    "tsv",
-    "parquet",
-    "arrow",
-    "xlsx",
-    "sqlite",
-    "duckdb",
-]
+TextFormat = Literal["json", "jsonl", "objects", "csv", "csv_semicolon", "tsv"]
+FileFormat = Literal[TextFormat, "parquet", "arrow", "xlsx", "sqlite", "duckdb"]
 
 Encoding = Literal[
     "utf-8", "utf-16", "gb18030", "big5", "cp932", "cp949", "cp1250", "cp1251", "cp1252"

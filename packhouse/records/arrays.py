@@ -32,9 +32,7 @@ Objects = npt.NDArray[np.object_]
 
 
 # [start, end) in bytes of `text`, or in tokens of `input_ids`.
-SPAN = pa.struct(
-    [pa.field("start", pa.int32(), nullable=False), pa.field("end", pa.int32(), nullable=False)]
-)
+SPAN = pa.struct([pa.field(name, pa.int32(), nullable=False) for name in ("start", "end")])
 
 # Loss weight of each trained span or range, never 0; null if all are 1.
 WEIGHTS = pa.list_(pa.field("item", pa.float32(), nullable=False))
@@ -214,10 +212,8 @@ def ranges_array(starts: Int32s, ends: Int32s, counts: Sequence[int] | np.ndarra
         [[{'start': 1, 'end': 3}], []]
     """
     offsets = np.concatenate([[0], np.cumsum(counts)])
-    spans = pa.StructArray.from_arrays(
-        [pa.array(starts, pa.int32()), pa.array(ends, pa.int32())], fields=list(SPAN)
-    )
-    return list_array(spans, offsets, SPAN)
+    edges = [pa.array(each, pa.int32()) for each in (starts, ends)]
+    return list_array(pa.StructArray.from_arrays(edges, fields=list(SPAN)), offsets, SPAN)
 
 
 def flat_weights(column: pa.Array, counts: npt.NDArray[np.integer]) -> Float32s | None:
@@ -256,8 +252,7 @@ def weights_column(weights: Float32s | None, counts: npt.NDArray[np.integer]) ->
     # Without fractional weights, a column costs only a null bitmap.
     if not is_scaled.any():
         return pa.nulls(len(counts), WEIGHTS)
-    offsets = np.concatenate([[0], np.cumsum(np.where(is_scaled, counts, 0))])
+    ends = np.cumsum(np.where(is_scaled, counts, 0))
+    offsets = pa.array(np.append(0, ends).astype(np.int32))
     values = pa.array(weights[is_scaled[row]].astype(np.float32))
-    return pa.ListArray.from_arrays(
-        pa.array(offsets.astype(np.int32)), values, type=WEIGHTS, mask=pa.array(~is_scaled)
-    )
+    return pa.ListArray.from_arrays(offsets, values, type=WEIGHTS, mask=pa.array(~is_scaled))

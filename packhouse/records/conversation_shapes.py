@@ -82,10 +82,8 @@ class Conversations:
             added = np.zeros(len(flat.offsets), np.int64)
             added[lacking + 1] = 1
             flat = FlatMessages(flat.offsets + np.cumsum(added), values)
-        source, row, weight, tools, arguments, label = (
-            one_chunk(table[name])
-            for name in ("source", "row", "weight", "tools", "arguments", "label")
-        )
+        read = ("source", "row", "weight", "tools", "arguments", "label")
+        source, row, weight, tools, arguments, label = (one_chunk(table[name]) for name in read)
         row_weights = pc.fill_null(weight, 1).to_numpy()
         weights = flat.decide_weights(config) * np.repeat(row_weights, flat.counts)
         default_tools, documents = map(config.chat_template_kwargs.get, DEFAULTS)
@@ -144,9 +142,8 @@ class Conversations:
         starts = self.messages.offsets
         codes = np.insert(codes, starts[1:], 0 if of_rows is None else of_rows)
         bounds = (starts + np.arange(len(starts))) * 8
-        keys = pa.Array.from_buffers(
-            pa.large_binary(), len(self.row), [None, pa.py_buffer(bounds), pa.py_buffer(codes)]
-        )
+        buffers = [None, pa.py_buffer(bounds), pa.py_buffer(codes)]
+        keys = pa.Array.from_buffers(pa.large_binary(), len(self.row), buffers)
         rows = np.flatnonzero(wanted)
         encoded = pc.dictionary_encode(keys.take(pa.array(rows)))
         of_row = encoded.indices.to_numpy()
@@ -168,10 +165,8 @@ class Conversations:
             names = [name for name in columns if columns[name].null_count < len(flat.values)]
             values = zip(*(columns[name].to_pylist() for name in names), strict=True)
             own = (each.take(block) for each in (self.source, self.row, self.tools, self.arguments))
-            of_rows = zip(
-                *(each.to_pylist() for each in (pa.array(flat.counts), *own)), strict=True
-            )
-            for length, source, row, tools, arguments in of_rows:
+            of_rows = (each.to_pylist() for each in (pa.array(flat.counts), *own))
+            for length, source, row, tools, arguments in zip(*of_rows, strict=True):
                 each = (zip(names, next(values), strict=True) for _ in range(length))
                 messages = [{n: v for n, v in fields if v is not None} for fields in each]
                 yield f"{source} row {row}", messages, (tools, arguments)
@@ -183,15 +178,8 @@ DEFAULTS = ("tools", "documents")
 
 def make_shape(codes: np.ndarray) -> Shape:
     """Decode the codes of messages to a shape."""
-    return tuple(
-        Turn(
-            ROLES[code & 7] if code & 7 < len(ROLES) else "other",
-            bool(code & _CONTEXT),
-            bool(code & _TRAINED),
-            bool(code & _SCALED),
-        )
-        for code in codes.tolist()
-    )
+    roles, bits = (*ROLES, "other"), (_CONTEXT, _TRAINED, _SCALED)
+    return tuple(Turn(roles[c & 7], *(bool(c & bit) for bit in bits)) for c in codes.tolist())
 
 
 THOUGHT = re.compile(r"<think>.*?(?:</think>\s*|\Z)|\A(?:(?!<think>).)*</think>\s*", re.DOTALL)

@@ -113,16 +113,10 @@ def gates_table(gates: Iterable[GateResult]) -> list[str]:
         '| quarantine | **FAILED** | 2.96% | at most 1.00% |  |'
     """
     marks = {"passed": "passed", "failed": "**FAILED**", "not reached": "not reached"}
-    rows = (
-        (
-            gate.name,
-            Markdown(marks[gate.outcome]),
-            Markdown(gate.shown_value),
-            Markdown(gate.shown_limit),
-            gate.detail,
-        )
-        for gate in gates
-    )
+    rows = []
+    for gate in gates:
+        shown = map(Markdown, (marks[gate.outcome], gate.shown_value, gate.shown_limit))
+        rows.append((gate.name, *shown, gate.detail))
     return markdown_table(("gate", "outcome", "value", "limit", ""), rows)
 
 

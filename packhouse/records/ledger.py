@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Protocol
 
-from packhouse.errors import ContractError, EmptyDatasetError, PackhouseError, QuarantineLimitError
+from packhouse.errors import ContractError, EmptyDatasetError, QuarantineLimitError
 from packhouse.records.gate_results import GateResult
 from packhouse.records.reasons import ROW_STEPS
 from packhouse.system.wording import counted
@@ -81,26 +81,16 @@ class LedgerLine(RowCounts):
             Traceback (most recent call last):
             packhouse.errors.ContractError: step 'pack' lost 1 of 3 rows without a reason
         """
-        came = self.rows_in + _sum(self.added)
-        lost = came - self.rows_out - _sum(self.quarantined) - _sum(self.dropped)
-        if lost:
-            raise ContractError(
-                f"step '{self.step}' lost {lost:,} of {counted(self.rows_in, 'row')} without a "
-                "reason",
-                step=self.step,
-                lost=lost,
-            )
-        if self.tokens_in is None or self.tokens_out is None:
-            return
-        came = self.tokens_in + _sum(self.tokens_added)
-        missing = came - self.tokens_out - _sum(self.tokens_dropped)
-        if missing:
-            raise ContractError(
-                f"step '{self.step}' lost {missing:,} of {counted(self.tokens_in, 'token')} "
-                "without a reason",
-                step=self.step,
-                lost=missing,
-            )
+        lost = self.rows_in + _sum(self.added) - self.rows_out
+        lost -= _sum(self.quarantined) + _sum(self.dropped)
+        losses = [(lost, self.rows_in, "row")]
+        if self.tokens_in is not None and self.tokens_out is not None:
+            lost = self.tokens_in + _sum(self.tokens_added) - self.tokens_out
+            losses.append((lost - _sum(self.tokens_dropped), self.tokens_in, "token"))
+        for lost, came, unit in losses:
+            if lost:
+                what = f"{lost:,} of {counted(came, unit)} without a reason"
+                raise ContractError(f"step '{self.step}' lost {what}", step=self.step, lost=lost)
 
     def to_json(self) -> dict[str, object]:
         """Return it as plain JSON, counters sorted by reason."""
@@ -141,18 +131,17 @@ def ledger_of(receipts: Iterable[Counted]) -> list[LedgerLine]:
     # Each step counts what it read itself. Compared with what the step before counted as written, a
     # file that was cut between two steps is found.
     for before, after in itertools.pairwise(ledger):
-        if before.rows_out != after.rows_in:
-            raise ContractError(
-                f"step '{before.step}' returned {counted(before.rows_out, 'row')}, "
-                f"but '{after.step}' received {after.rows_in:,}",
-                step=after.step,
-            )
-        if before.tokens_out != after.tokens_in:
-            raise ContractError(
-                f"step '{before.step}' returned {before.tokens_out} tokens, "
-                f"but '{after.step}' received {after.tokens_in}",
-                step=after.step,
-            )
+        for gave, got, unit in (
+            (before.rows_out, after.rows_in, "row"),
+            (before.tokens_out, after.tokens_in, "token"),
+        ):
+            if gave != got:
+                gave_what, got_what = (counted(number or 0, unit) for number in (gave, got))
+                raise ContractError(
+                    f"step '{before.step}' returned {gave_what}, but '{after.step}' received "
+                    f"{got_what}",
+                    step=after.step,
+                )
     return ledger
 
 
@@ -176,9 +165,7 @@ def check_quarantine(
     checked = [line for line in ledger if line.step in ROW_STEPS]
     rows, left_out = (checked[0].rows_in, _sum(checked[0].dropped)) if checked else (0, 0)
     bad = sum(line.num_bad_rows for line in checked)
-    reasons: Counter[str] = Counter()
-    for line in checked:
-        reasons.update(line.quarantined)
+    reasons = sum_by_reason(checked, "quarantined")
     # A row has several reasons if several of its records are bad.
     is_by_record = reasons.total() > bad
     counts = ", ".join(
@@ -198,40 +185,22 @@ def check_quarantine(
     )
     if result.outcome == "passed":
         return result
-    if rows == 0:
-        error: PackhouseError = EmptyDatasetError(
-            "the sources have no rows, so there is nothing to publish. Check their paths"
-        )
-    elif is_empty and left_out:
-        policies = "`where` or `media`" if "media" in checked[0].dropped else "`where`"
-        error = EmptyDatasetError(
-            f"no row is left of {rows:,}: {policies} leaves out {left_out:,}"
-            + "".join(
-                f"; `{each.where}` of {each.source} {each.filtered:,}"
-                for each in filters
-                if each.filtered
-            )
-            + f"; {bad:,} are bad{f' ({counts})' if counts else ''}, so there is nothing to "
-            "publish",
-            reasons=dict(reasons),
-            rows=rows,
-        )
-    elif is_empty:
-        error = EmptyDatasetError(
-            f"all {counted(rows, 'row is', 'rows are')} bad ({counts}), so there is nothing to "
-            "publish",
-            reasons=dict(reasons),
-            rows=rows,
-        )
-    else:
-        error = QuarantineLimitError(
+    facts: dict[str, Any] = {"reasons": dict(reasons), "rows": rows, "gates": (result,)}
+    if not is_empty:
+        raise QuarantineLimitError(
             f"{bad:,} of {counted(rows, 'row')} ({bad / rows:.2%}) are bad ({counts}); the limit "
             f"is {limit:.2%}. Fix the rows, or raise validate.max_quarantined",
-            reasons=dict(reasons),
-            rows=rows,
+            **facts,
         )
-    error.facts["gates"] = (result,)
-    raise error
+    why, advice = f"all {counted(rows, 'row is', 'rows are')} bad ({counts})", ""
+    if rows == 0:
+        why, advice = "the sources have no rows", ". Check their paths"
+    elif left_out:
+        policies = "`where` or `media`" if "media" in checked[0].dropped else "`where`"
+        parts = [f"no row is left of {rows:,}: {policies} leaves out {left_out:,}"]
+        parts += [f"`{f.where}` of {f.source} {f.filtered:,}" for f in filters if f.filtered]
+        why = "; ".join([*parts, f"{bad:,} are bad{f' ({counts})' if counts else ''}"])
+    raise EmptyDatasetError(f"{why}, so there is nothing to publish{advice}", **facts)
 
 
 def share_allowed(limit: float, rows: int) -> float:
@@ -273,19 +242,17 @@ def filters_of(sources: Iterable[Mapping[str, Any]]) -> list[Filter]:
     """
     found: dict[tuple[str, str], Filter] = {}
     for each in sources:
-        settings = each.get("settings")
-        where = settings.get("where") if isinstance(settings, Mapping) else None
+        where = (each.get("settings") or {}).get("where") or []
         left_out = each.get("filtered", {})
         if isinstance(where, str):
             left_out = {where: each.get("dropped", {}).get("filtered", 0), **left_out}
             # The manifest has one count for a single expression, and one for each of a list.
             where = [where]
-        name = str(each.get("file", "")).partition("/")[0]
-        for text in where if isinstance(where, list) else ():
-            if isinstance(text, str):  # a manifest from a store is not trusted
-                before = found.get((name, text), Filter(name, text, 0, 0))
-                filtered = before.filtered + left_out.get(text, 0)
-                found[name, text] = Filter(name, text, filtered, before.rows + each.get("rows", 0))
+        name = each.get("file", "").partition("/")[0]
+        for text in where:
+            before = found.get((name, text), Filter(name, text, 0, 0))
+            filtered = before.filtered + left_out.get(text, 0)
+            found[name, text] = Filter(name, text, filtered, before.rows + each.get("rows", 0))
     return list(found.values())
 
 
@@ -314,9 +281,7 @@ def units_of(ledger: Iterable[LedgerLine]) -> dict[str, tuple[str, str]]:
     return units
 
 
-def in_and_out(
-    ledger: Sequence[LedgerLine],
-) -> tuple[tuple[str, str], list[tuple[Cell, Cell]]]:
+def in_and_out(ledger: Sequence[LedgerLine]) -> tuple[tuple[str, str], list[tuple[Cell, Cell]]]:
     """Return headings and cells for the rows or records into and out of each step.
 
     Example:
@@ -328,10 +293,8 @@ def in_and_out(
     """
     if not any(line.num_added_records for line in ledger):
         return ("rows in", "rows out"), [(line.rows_in, line.rows_out) for line in ledger]
-    units = units_of(ledger)
     cells: list[tuple[Cell, Cell]] = []
-    for line in ledger:
-        before, after = units[line.step]
+    for line, (before, after) in zip(ledger, units_of(ledger).values(), strict=True):
         cells.append((counted(line.rows_in, before), counted(line.rows_out, after)))
     return ("in", "out"), cells
 

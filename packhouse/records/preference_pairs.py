@@ -90,11 +90,9 @@ def keep_both(
     bad = pa.concat_tables([bad_chosen, others]).sort_by("row")
     # Both tables are filtered by the rows of the other one and keep their order, so row i of one
     # still belongs to row i of the other.
-    kept = [
-        table.filter(pc.is_in(table["row"], value_set=other["row"]))
-        for table, other in ((chosen, rejected), (rejected, chosen))
-    ]
-    return kept[0], kept[1], bad
+    kept_chosen = chosen.filter(pc.is_in(chosen["row"], value_set=rejected["row"]))
+    kept_rejected = rejected.filter(pc.is_in(rejected["row"], value_set=chosen["row"]))
+    return kept_chosen, kept_rejected, bad
 
 
 def cut_behind_answers(formatted: pa.Table) -> pa.Table:
@@ -152,10 +150,8 @@ def join_sides(chosen: pa.Table, rejected: pa.Table) -> tuple[pa.Table, Faults]:
     Returns:
         Valid pairs, schema `table_schemas.TOKENIZED`, and the faults of the other rows.
     """
-    of_rejected = {
-        row: (reason, f"rejected: {detail}")
-        for row, (reason, detail) in check_answers(rejected).items()
-    }
+    bad = check_answers(rejected).items()
+    of_rejected = {row: (reason, f"rejected: {detail}") for row, (reason, detail) in bad}
     faults = of_rejected | check_answers(chosen)  # one fault per pair: the chosen side's
     good = np.setdiff1d(np.arange(chosen.num_rows), list(faults))
     chosen_good, rejected_good = (table.take(pa.array(good)) for table in (chosen, rejected))
@@ -186,11 +182,9 @@ def _joined(chosen: pa.Table, rejected: pa.Table) -> pa.Table:
     ranges = [read_ranges(table["trained_ranges"]) for table in (chosen, rejected)]
     # The chosen answer is [2, 4) of 4 tokens, the rejected one [2, 3): in the record, these are
     # [2, 4) and [6, 7).
-    spans = [
-        np.stack([getattr(ranges[0], name), getattr(ranges[1], name) + num_tokens[0]], axis=1)
-        for name in ("starts", "ends")
-    ]
-    starts, ends = (each.ravel().astype(np.int32) for each in spans)
+    first, second = ranges
+    pairs = (first.starts, second.starts + num_tokens[0]), (first.ends, second.ends + num_tokens[0])
+    starts, ends = (np.stack(pair, axis=1).ravel().astype(np.int32) for pair in pairs)
     columns = {
         "input_ids": list_array(pa.array(values), offsets[::2], pa.int32()),
         "trained_ranges": ranges_array(starts, ends, np.full(chosen.num_rows, 2)),

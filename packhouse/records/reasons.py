@@ -100,8 +100,7 @@ QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
             "an id is not in the tokenizer's vocabulary", "use the tokenizer that made the rows"
         ),
         "padding": Reason(
-            "unmasked pad tokens at the start or end",
-            "add an `attention_mask`, or remove them",
+            "unmasked pad tokens at the start or end", "add an `attention_mask`, or remove them"
         ),
         "arguments": Reason(
             "invalid arguments for the chat template, or documents that are not a list of objects",

@@ -38,13 +38,7 @@ from packhouse.records.arrays import (
     one_chunk,
     string_bytes,
 )
-from packhouse.records.message_rules import (
-    ASSISTANT,
-    TEXT_FIELDS,
-    UNKNOWN,
-    USER,
-    FlatMessages,
-)
+from packhouse.records.message_rules import ASSISTANT, TEXT_FIELDS, UNKNOWN, USER, FlatMessages
 from packhouse.records.table_schemas import VALIDATED
 
 GroupBy = Literal["prompt", "record"]

@@ -73,16 +73,23 @@ VALIDATED = pa.schema(
     ]
 )
 
+_PLACE = [  # of a row that is in no record
+    pa.field("source", pa.string(), nullable=False),
+    pa.field("row", pa.int64(), nullable=False),
+]
+_WHY = [
+    pa.field("reason", pa.string(), nullable=False),  # a code: json, encoding, type, roles, ...
+    pa.field("detail", pa.string(), nullable=False),  # a sentence that explains it
+]
+
 # A row that some step rejected. `raw` holds its first 64 KiB, so that it can be fixed and read
 # again.
 QUARANTINED = pa.schema(
     [
-        pa.field("source", pa.string(), nullable=False),
-        pa.field("row", pa.int64(), nullable=False),
+        *_PLACE,
         pa.field("byte_offset", pa.int64()),  # in the uncompressed file; null for Parquet etc.
         pa.field("step", pa.string(), nullable=False),
-        pa.field("reason", pa.string(), nullable=False),  # a code: json, encoding, type, roles, ...
-        pa.field("detail", pa.string(), nullable=False),  # a sentence that explains it
+        *_WHY,
         pa.field("raw", pa.binary(), nullable=False),
         pa.field("raw_size", pa.int64(), nullable=False),
         pa.field("raw_sha256", pa.string(), nullable=False),
@@ -90,14 +97,7 @@ QUARANTINED = pa.schema(
 )
 
 # A row that the recipe drops before it becomes a record, with the reason.
-DROPPED = pa.schema(
-    [
-        pa.field("source", pa.string(), nullable=False),
-        pa.field("row", pa.int64(), nullable=False),
-        pa.field("reason", pa.string(), nullable=False),
-        pa.field("detail", pa.string(), nullable=False),
-    ]
-)
+DROPPED = pa.schema([*_PLACE, *_WHY])
 
 # A rendered conversation. Bytes outside `content_spans` come from the template, so a control token
 # inside a content span was forged by the data. `text` includes BOS and EOS where they apply.
@@ -214,12 +214,10 @@ def refused_rows(table: pa.Table, faults: Mapping[int, tuple[str, str]], step: s
     if not faults:
         return QUARANTINED.empty_table()
     rows = sorted(faults)
-    places = table.select(["source", "row"]).take(pa.array(rows, pa.int64())).to_pylist()
-    empty = {"step": step, "raw": b"", "raw_size": 0, "raw_sha256": ""}
-    bad = [
-        {**place, **empty, "reason": faults[row][0], "detail": faults[row][1]}
-        for place, row in zip(places, rows, strict=True)
-    ]
+    bad = table.select(["source", "row"]).take(pa.array(rows, pa.int64())).to_pylist()
+    for place, row in zip(bad, rows, strict=True):
+        place |= {"step": step, "raw": b"", "raw_size": 0, "raw_sha256": ""}
+        place["reason"], place["detail"] = faults[row]
     return pa.Table.from_pylist(bad, schema=QUARANTINED)
 
 
@@ -259,11 +257,8 @@ def check(artefact: str, table: pa.Table) -> None:
     number = sum(len(rows) for _, rows in broken)
     if number:
         shown = "; ".join(f"{rule} in row {rows[0]:,}" for rule, rows in broken if len(rows))
-        raise ContractError(
-            f"{artefact}: {number:,} values break the contract: {shown}",
-            artefact=artefact,
-            breaches=number,
-        )
+        what = f"{artefact}: {number:,} values break the contract: {shown}"
+        raise ContractError(what, artefact=artefact, breaches=number)
 
 
 def check_columns(artefact: str, table: pa.Table) -> None:
@@ -276,14 +271,11 @@ def check_columns(artefact: str, table: pa.Table) -> None:
     if not table.schema.equals(schema):
         for expected in schema:
             index = table.schema.get_field_index(expected.name)
-            if index < 0 or not table.schema.field(index).equals(expected):
-                fault = "is missing"
-                if index >= 0:
-                    fault = f"has type '{_type(table.schema.field(index))}'"
-                raise ContractError(
-                    f"{artefact}: column '{expected.name}' must have type '{_type(expected)}', "
-                    f"but it {fault}"
-                )
+            own = table.schema.field(index) if index >= 0 else None
+            if own is None or not own.equals(expected):
+                fault = "is missing" if own is None else f"has type '{_type(own)}'"
+                rule = f"column '{expected.name}' must have type '{_type(expected)}'"
+                raise ContractError(f"{artefact}: {rule}, but it {fault}")
         raise ContractError(f"{artefact}: columns must be {schema.names}, got {table.schema.names}")
     for field in schema:
         if not field.nullable and table[field.name].null_count:

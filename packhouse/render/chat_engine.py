@@ -107,9 +107,8 @@ class ChatEngine:
         # Rows with an argument that the template never looks up: {"enable_thinkin": true}
         arguments = Counter(conversations.arguments.drop_null().to_pylist())
         known = self._rows.template.names | {*DEFAULTS}
-        texts.notes["arguments_not_read"] += sum(
-            n for text, n in arguments.items() if not known.issuperset(json.loads(text))
-        )
+        unread = (n for text, n in arguments.items() if not known.issuperset(json.loads(text)))
+        texts.notes["arguments_not_read"] += sum(unread)
         return texts
 
     def _check(self, conversations: Conversations) -> None:
@@ -134,17 +133,14 @@ class ChatEngine:
             # help. If no prompt opens one, format.thought_end would close a thought that never
             # began.
             strip = "set format.reasoning: strip to leave reasoning out"
-            other = (
-                "set format.thought_end to the text that goes between reasoning and answer "
-                r'(DeepSeek R1: "\n</think>\n\n")'
-                if self._rows.facts.can_open_thought
-                else IN_TAGS
-            )
+            other = "set format.thought_end to the text that goes between reasoning and answer "
+            other += r'(DeepSeek R1: "\n</think>\n\n")'
+            other = other if self._rows.facts.can_open_thought else IN_TAGS
             advice = other if self._rows.facts.needs_thought else f"{strip}, or {other}"
             raise TemplateError(
-                f"{self._rows.template.where} never writes reasoning, but "
-                f"{name} has some, so the model would learn to answer "
-                f"without it. {advice[0].upper()}{advice[1:]}{self._rows.argument_advice}"
+                f"{self._rows.template.where} never writes reasoning, but {name} has some, so the "
+                f"model would learn to answer without it. {advice[0].upper()}{advice[1:]}"
+                f"{self._rows.argument_advice}"
             )
 
     def _fill(
@@ -231,14 +227,13 @@ def render_rows(
         notes.update(done.notes)
         kept += [row] * len(done.records)
         records += done.records
+    trained = [record.trained for record in records]
+    weights = np.array([span.weight for spans in trained for span in spans], np.float32)
     columns = [
         pa.array([record.rendering.text for record in records], pa.string()),
         _lists([each.content for each in records]),
-        _lists([[span[:2] for span in record.trained] for record in records]),
-        weights_column(
-            np.array([s.weight for record in records for s in record.trained], np.float32),
-            np.array([len(record.trained) for record in records], np.int64),
-        ),
+        _lists([[span[:2] for span in spans] for spans in trained]),
+        weights_column(weights, np.array([len(spans) for spans in trained], np.int64)),
     ]
     extents = np.fromiter((record.extent for record in records), np.object_)
     filled = Filled(np.array(kept, np.int64), extents, pa.table(columns, schema=TEXTS))

@@ -115,10 +115,8 @@ class FieldColumns:
         encoded = pc.dictionary_encode(conversations.tools)
         definitions = _parsed(encoded.dictionary)
         owned = [[function_of(tool) for tool in tools] for tools in definitions]
-        of_tools = [
-            numbers[("tools", *map(_shape, tools, functions, repeat(is_field)))]
-            for tools, functions in zip(definitions, owned, strict=True)
-        ]
+        pairs = zip(definitions, owned, strict=True)
+        of_tools = [numbers[("tools", *map(_shape, *pair, repeat(is_field)))] for pair in pairs]
         codes = encoded.indices.fill_null(len(definitions)).to_numpy()
         starts = np.append(0, np.cumsum([len(tools) for tools in definitions], dtype=np.int64))
         self._tools: list[object] = [tool for tools in definitions for tool in tools]
@@ -352,9 +350,7 @@ class CompiledRow:
         for path, predicate in (*self.predicates, *((own, is_quiet) for own in ids)):
             fitting &= columns.column(path).agrees(predicate)[columns.rows_of(path, rows)]
         for pair in self.differing:
-            one, other = (
-                columns.column(path).texts.take(columns.rows_of(path, rows)) for path in pair
-            )
+            one, other = (columns.column(p).texts.take(columns.rows_of(p, rows)) for p in pair)
             fitting &= pc.not_equal(one, other).to_numpy(zero_copy_only=False)
         return fitting
 

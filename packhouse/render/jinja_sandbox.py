@@ -214,16 +214,11 @@ def _raise_exception(message: str) -> None:
 
 
 # As transformers' filter. Jinja's own sorts the keys and writes `<` as `\u003c`.
-def _tojson(
-    value: object,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    pair = separators and (separators[0], separators[1])
-    text = to_json(value, JsonForm(ensure_ascii, indent, pair, sort_keys))
-    return as_text(rewritten(text, indent, separators))
+def _tojson(value: object, *settings: Any, **named: Any) -> str:
+    form = JsonForm(*settings, **named)
+    pair = form.separators and (form.separators[0], form.separators[1])
+    text = to_json(value, form._replace(separators=pair))
+    return as_text(rewritten(text, form.indent, form.separators))
 
 
 _UNWANTED_FILTERS = ("random", "batch", "slice", "wordwrap", "urlize", "format", "pprint")
@@ -384,12 +379,8 @@ class ChatTemplate:
         """
         try:
             with limited():
-                pieces = self._template.generate(
-                    messages=messages,
-                    tools=tools,
-                    add_generation_prompt=is_prompt,
-                    **{**self._arguments, **arguments},
-                )
+                given = {**self._arguments, **arguments, "messages": messages, "tools": tools}
+                pieces = self._template.generate(given, add_generation_prompt=is_prompt)
                 text = join_texts("", pieces)
             str.encode(text)  # raises for lone surrogates, which cannot be stored
             return text

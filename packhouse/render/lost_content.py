@@ -48,10 +48,7 @@ def check_answer(talk: TracedRow, message: int, completion: Rendering) -> list[s
 
 
 def check_row(
-    talk: TracedRow,
-    records: Sequence[Rendering],
-    num_messages: int,
-    trained: Container[int],
+    talk: TracedRow, records: Sequence[Rendering], num_messages: int, trained: Container[int]
 ) -> Counter[str]:
     """Refuse a row whose records lack some of its text, or that forges a control token.
 
@@ -93,21 +90,18 @@ def check_row(
             is_text = isinstance(own.value, str) and own.path[:1] == ("call_arguments",)
             if is_text and own not in unchanged and parsed_arguments(own.value) is None:
                 # It would write the arguments `oops` as `"oops"`: a call that the model never made.
-                raise RefusedError(
-                    "template",
-                    f"the arguments of a tool call in message {number} are not a JSON object, but "
-                    f"the template writes them as JSON: {_excerpt(own.value)}. Write them as an "
-                    "object",
-                )
+                what = f"the arguments of a tool call in message {number} are not a JSON object, "
+                what += f"but the template writes them as JSON: {_excerpt(own.value)}"
+                raise RefusedError("template", f"{what}. Write them as an object")
     _check_documents(talk, ranges)
     for name in [function_of(tool).get("name") for tool in talk.given.tools or ()]:
         # A template may write the name as JSON, in ASCII or not.
         # Templates of Llama 3 and Phi-3 ignore tools without an error, and the row would train
         # calls of tools that its prompt does not mention.
-        forms = [json.dumps(name, ensure_ascii=way)[1:-1] for way in (False, True)]
-        if isinstance(name, str) and not any(
-            form.encode() in record.text for form in (name, *forms) for record in records
-        ):
+        forms = [json.dumps(name, ensure_ascii=way)[1:-1].encode() for way in (False, True)]
+        forms.append(str(name).encode())
+        is_written = any(form in record.text for form in forms for record in records)
+        if isinstance(name, str) and not is_written:
             what = f"tool '{name}' is not in the rendering. {_OTHER_TEMPLATE}"
             raise RefusedError("content_lost", what)
     others = [*_keys(talk.given.arguments)]
@@ -117,19 +111,15 @@ def check_row(
     calls = [call for m in talk.messages[:num_messages] for call in m.get("tool_calls", ())]
     for call in calls:  # without ids and values that are fields
         function = function_of(call)
-        left = {
-            key: value
-            for key, value in function.items()
-            if key not in ("name", "arguments") or not isinstance(value, str | dict)
-        }
+        fields = [n for n in ("name", "arguments") if isinstance(function.get(n), str | dict)]
+        left = {key: value for key, value in function.items() if key not in fields}
         bare = {**call, "id": "", "function": left} if function else call
         others.append(json.dumps(bare, ensure_ascii=False))
     # Joined with NUL, so that two texts cannot form a control token together.
     noise = talk.control.search("\0".join(others))
     if noise is not None:
-        raise RefusedError(
-            "template", f"control-token text {noise.group()!r} in an id, name or number. Remove it"
-        )
+        what = f"control-token text {noise.group()!r} in an id, name or number. Remove it"
+        raise RefusedError("template", what)
     return notes
 
 
@@ -160,10 +150,8 @@ def _check_field(talk: TracedRow, field: Field, ranges: _Ranges) -> list[str]:
             if text in given:
                 field.trace.unrecorded.add((field.message, "name in id"))
                 continue
-            remedy = (
-                f": the template writes only its id ({given[:EXCERPT]!r}), which does not contain "
-                "the name. Set format.call_ids: functions"
-            )
+            remedy = f": the template writes only its id ({given[:EXCERPT]!r}), which does not "
+            remedy += "contain the name. Set format.call_ids: functions"
         else:
             is_tagged = message["role"] == "assistant" and "<think>" in str(message.get("content"))
             strips = is_tagged and not talk.is_stripped
@@ -174,10 +162,8 @@ def _check_field(talk: TracedRow, field: Field, ranges: _Ranges) -> list[str]:
                 remedy += f"Put {part} in a separate message. Or: "
             remedy += _OTHER_TEMPLATE
         what = f"{'a tool call' if is_call else 'text'} of message {field.message}"
-        raise RefusedError(
-            "content_lost",
-            f"{what} ({message['role']}) is not in the rendering: {_excerpt(text)}{remedy}",
-        )
+        what += f" ({message['role']}) is not in the rendering: {_excerpt(text)}"
+        raise RefusedError("content_lost", what + remedy)
     return thoughts
 
 
@@ -188,23 +174,19 @@ transformers)."""
 
 def _check_documents(talk: TracedRow, ranges: Mapping[Field, object]) -> None:
     """Refuse a rendering without the text of a document, or without any text of it."""
-    own = [field for field in talk.trace.fields if field.kind == "argument"]
-    own = [
-        field for field in own if field in ranges or (field.is_stripped and not field.value.strip())
-    ]
-    written = {field.path[1:] for field in own if field.path}
+    own = [field for field in talk.trace.fields if field.kind == "argument" and field.path]
+    blank = {field for field in own if field.is_stripped and not field.value.strip()}
+    written = {field.path[1:] for field in own if field in ranges or field in blank}
     for at, document in enumerate(talk.given.arguments.get("documents") or ()):
         keys = [key for key, text in document.items() if isinstance(text, str) and text]
         found = [key for key in keys if ("documents", at, key) in written]
         lost = [key for key in keys if key in _TEXT_KEYS and key not in found]
         if lost or (keys and not found):
             key = (lost or keys)[0]
-            raise RefusedError(
-                "content_lost",
-                f"the {key} of document {at} is not in the rendering: {_excerpt(document[key])}. "
-                "Use a template that writes documents, or list the field in ignored_fields to "
-                "leave it out",
-            )
+            fix = "Use a template that writes documents, or list the field in ignored_fields to "
+            fix += "leave it out"
+            what = f"the {key} of document {at} is not in the rendering: {_excerpt(document[key])}"
+            raise RefusedError("content_lost", f"{what}. {fix}")
 
 
 def _keys(value: Any) -> Iterator[str]:

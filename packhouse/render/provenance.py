@@ -82,11 +82,9 @@ def answers(predicate: Predicate, texts: pa.Array) -> np.ndarray:
     """
     kind, argument = predicate.kind, predicate.argument
     chars = _WHITESPACE if argument is None else argument
-    if kind == "filled":
-        return np.asarray(pc.binary_length(texts).to_numpy() > 0)
-    if kind == "length":
-        return np.asarray(pc.utf8_length(texts).to_numpy())
     asked: dict[str, Callable[[], pa.Array]] = {
+        "filled": lambda: pc.greater(pc.binary_length(texts), 0),
+        "length": lambda: pc.utf8_length(texts),
         "strip": lambda: pc.utf8_trim(texts, chars),
         "lstrip": lambda: pc.utf8_ltrim(texts, chars),
         "rstrip": lambda: pc.utf8_rtrim(texts, chars),
@@ -360,14 +358,12 @@ class TracedText(str):
         return str.__len__(self)
 
     def __add__(self, other: str) -> "TracedText":
-        return (
-            traced((*self._parts, *parts_of(other))) if isinstance(other, str) else NotImplemented
-        )
+        is_text = isinstance(other, str)
+        return traced((*self._parts, *parts_of(other))) if is_text else NotImplemented
 
     def __radd__(self, other: str) -> "TracedText":
-        return (
-            traced((*parts_of(other), *self._parts)) if isinstance(other, str) else NotImplemented
-        )
+        is_text = isinstance(other, str)
+        return traced((*parts_of(other), *self._parts)) if is_text else NotImplemented
 
     def __iter__(self) -> Iterator[str]:
         length = str.__len__(self)
@@ -496,9 +492,8 @@ def rewritten(result: object, *sources: object) -> Any:
         # "%s, %s" of two fields: the whole text is attributed to the first one, and an empty text
         # to the second, so that both are known to be in it.
         texts = [str.__str__(result), *[""] * (len(fields) - 1)]
-        return traced(
-            Piece(text, field, 0, 0, REWRITTEN) for text, field in zip(texts, fields, strict=True)
-        )
+        pairs = zip(texts, fields, strict=True)
+        return traced(Piece(text, field, 0, 0, REWRITTEN) for text, field in pairs)
     if isinstance(result, list | tuple):
         return [rewritten(item, *sources) for item in result]
     raise UNPROVEN

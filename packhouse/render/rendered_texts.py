@@ -63,9 +63,6 @@ class Filled:
         return Filled(self.rows[places], self.extents[places], self.texts.take(pa.array(places)))
 
 
-NONE_FILLED = Filled(np.zeros(0, np.int64), np.zeros(0, np.object_), TEXTS.empty_table())
-
-
 @dataclass(slots=True)
 class Texts:
     """Result of an engine for a part: rendered rows (ascending), refused rows, counts."""
@@ -93,8 +90,10 @@ def span_lists(begins: Int64s, ends: Int64s, counts: Int64s) -> pa.Array:
 
 def concat_filled(parts: Sequence[Filled]) -> Filled:
     """Concatenate parts in the order of row indices."""
-    if len(parts) < 2:
-        return parts[0] if parts else NONE_FILLED
+    if not parts:
+        return Filled(np.zeros(0, np.int64), np.zeros(0, np.object_), TEXTS.empty_table())
+    if len(parts) == 1:
+        return parts[0]
     rows = np.concatenate([part.rows for part in parts])
     extents = np.concatenate([part.extents for part in parts])
     texts = pa.concat_tables([part.texts for part in parts]).combine_chunks()

@@ -109,8 +109,7 @@ class WindowRule:
         """Return which rendered rows are too long."""
         # Most fit by their bytes and are not tokenized. A token covers at least one byte, and a
         # tokenizer adds fewer than 8: a text of 1,500 bytes has at most 1,508 and fits into 2,048.
-        num_bytes = pc.binary_length(formatted.column("text")).to_numpy()
-        over = num_bytes + 8 > self.seq_len
+        over = pc.binary_length(formatted.column("text")).to_numpy() + 8 > self.seq_len
         if over.any():
             over[over] = self.num_tokens(formatted.filter(pa.array(over))) > self.seq_len
         return np.asarray(over)
@@ -135,21 +134,16 @@ class Rendered:
     """Number of rows in excess of the input, by reason: `turns`, `windows`."""
 
 
+@dataclass(frozen=True, slots=True)
 class Renderer:
     """Renders conversations with one template. Created by `make_renderer`.
 
     The output for a row does not depend on the table's size or on other rows.
     """
 
-    def __init__(
-        self,
-        engine: ChatEngine | SingleTurnEngine,
-        config: FormatConfig,
-        window: WindowRule | None = None,
-    ) -> None:
-        self._engine = engine
-        self._config = config
-        self._window = window
+    _engine: ChatEngine | SingleTurnEngine
+    _config: FormatConfig
+    _window: WindowRule | None = None
 
     def render(self, table: pa.Table) -> Rendered:
         """Render a VALIDATED table.
@@ -228,9 +222,8 @@ class Renderer:
             records = take_records(part, filled.rows, extents, self._config)
         elif len(filled.rows) < part.num_rows:
             records = part.take(pa.array(filled.rows))
-        columns = [
-            filled.texts[name] if name in TEXTS.names else records[name] for name in FORMATTED.names
-        ]
+        made, names = filled.texts, TEXTS.names
+        columns = [made[name] if name in names else records[name] for name in FORMATTED.names]
         return records, pa.table(columns, schema=FORMATTED), texts
 
     def _windows(self, table: pa.Table, rule: WindowRule) -> tuple[pa.Table, Int64s]:
@@ -245,9 +238,8 @@ class Renderer:
         for start, end in pairwise(starts.tolist()):
             first = start + int(roles[start] == SYSTEM)
             # Several user turns in a row begin one exchange, because the answer is to all of them.
-            begins = (
-                at for at in range(first + 1, end) if roles[at] == USER and roles[at - 1] != USER
-            )
+            places = range(first + 1, end)
+            begins = (at for at in places if roles[at] == USER and roles[at - 1] != USER)
             edges.append([first, *begins, end])
 
         def cut(windows: Sequence[Window]) -> pa.Table:
@@ -370,17 +362,8 @@ def make_renderer(
     # Only templates that write the date are compiled again when it changes.
     today = pinned_date() if "strftime_now" in source else None
     # Everything that decides what the engine renders, or which rows it refuses.
-    key = repr(
-        (
-            config.model_dump_json(),
-            where,
-            source,
-            snapshot.fingerprint,
-            tokens,
-            today,
-            limit and limit.max_tokens,
-        )
-    )
+    of_template = config.model_dump_json(), where, source, snapshot.fingerprint, tokens, today
+    key = repr((*of_template, limit and limit.max_tokens))
     if key not in _ENGINES:
         while len(_ENGINES) >= MAX_ENGINES:
             # With a default, because another thread may have removed it.
@@ -393,9 +376,7 @@ def make_renderer(
     return Renderer(_ENGINES[key], config, window)
 
 
-def _chat_source(
-    name: str, snapshot: TokenizerSnapshot, folder: Path | None = None
-) -> tuple[str, str]:
+def _chat_source(name: str, snapshot: TokenizerSnapshot, folder: Path | None) -> tuple[str, str]:
     """Return the Jinja source and its name for errors; the tokenizer's `folder` is for advice."""
     if name.endswith((".jinja", ".j2")):
         try:
@@ -412,13 +393,11 @@ def _chat_source(
         known = ", ".join(TEMPLATES)
         raise ConfigError(f"unknown template '{name}'. Known: {known}, or a .jinja or .j2 file")
     if not snapshot.chat_template:
-        other = "alpaca, completion or text, or to a Jinja file"
+        fix = "Set format.template to alpaca, completion or text, or to a Jinja file"
         if folder is not None and (folder / "tekken.json").is_file():
-            other = f"mistral, which supports tekken.json ({pip_install('mistral')})"
-        raise TemplateError(
-            f"the tokenizer ({snapshot.class_name}) has no chat template. Set format.template to"
-            f" {other}"
-        )
+            mistral = f"mistral, which supports tekken.json ({pip_install('mistral')})"
+            fix = f"Set format.template to {mistral}"
+        raise TemplateError(f"the tokenizer ({snapshot.class_name}) has no chat template. {fix}")
     return snapshot.chat_template, "the tokenizer's chat template"
 
 
@@ -494,7 +473,7 @@ def render_shard(
     table = read_table(validated)
     rendered = renderer.render(table)
     formatted, refused, notes = rendered.formatted, rendered.quarantined, Counter(rendered.notes)
-    texts: list[pa.ChunkedArray] = []
+    texts = list[pa.ChunkedArray]()
     if recipe.preferences:
         assert not rendered.added, "each side of a pair has one trained answer, so is one record"
         formatted = cut_behind_answers(formatted)
@@ -516,19 +495,12 @@ def render_shard(
     )
     if not is_unchanged:
         write_table(folder / "examples.arrow", examples)
-    return {
-        "notes": dict(notes),
-        "added": rendered.added,
-        "stop_tokens": dict(rendered.stop_tokens),
-    }
+    stop_tokens = dict(rendered.stop_tokens)
+    return {"notes": dict(notes), "added": rendered.added, "stop_tokens": stop_tokens}
 
 
 def try_rows(
-    recipe: Recipe,
-    row_format: str,
-    label_names: list[str] | None,
-    cache: Path | None,
-    folder: Path,
+    recipe: Recipe, row_format: str, label_names: list[str] | None, cache: Path | None, folder: Path
 ) -> dict[str, Any]:
     """Render and tokenize `validated.arrow`; write `tokenized.arrow` and `refused.arrow`.
 
@@ -536,10 +508,8 @@ def try_rows(
         The fields of `RenderCounts`.
     """
     if row_format == "tokenized":
-        given = function_of_addon("read_given")(
-            read_table(folder / "validated.arrow"),
-            load_snapshot(recipe.tokenizer, cache, recipe.tokenize.pipeline),
-        )
+        snapshot = load_snapshot(recipe.tokenizer, cache, recipe.tokenize.pipeline)
+        given = function_of_addon("read_given")(read_table(folder / "validated.arrow"), snapshot)
         write_table(folder / "tokenized.arrow", given.tokenized)
         write_table(folder / REFUSED, given.quarantined)
         return asdict(RenderCounts())

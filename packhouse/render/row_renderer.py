@@ -18,8 +18,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
-from itertools import accumulate, groupby, product, takewhile
+from functools import cached_property, partial
+from itertools import accumulate, groupby, pairwise, takewhile
 from typing import Any, NamedTuple
 
 import orjson
@@ -37,8 +37,8 @@ from packhouse.render.template_arguments import (
     MessageForm,
     Messages,
     TemplateArguments,
+    best_form,
     chat_messages,
-    in_parts,
 )
 from packhouse.render.template_probes import ANSWER, PROBE, QUESTION, TemplateFacts, learn_facts
 from packhouse.render.text_positions import (
@@ -101,15 +101,12 @@ class RowRenderer:
         self.control_bytes = re.compile(any_of(encoded).encode("latin-1"))
         self.control_texts = any_of(tokens, literally)
         self._has_tags = tokens.issuperset(("<think>", "</think>"))
-        self._stops = dict.fromkeys(config.stop_tokens, "format.stop_tokens") or dict(
-            snapshot.stop_tokens
-        )
+        own = dict.fromkeys(config.stop_tokens, "format.stop_tokens")
+        self._stops = own or dict(snapshot.stop_tokens)
         unknown = sorted(set(config.stop_tokens) - tokens)
         if unknown:
-            raise ConfigError(
-                f"format.stop_tokens: {unknown[0]!r} is not a control token of the tokenizer. Use "
-                "one of its added tokens"
-            )
+            what = f"{unknown[0]!r} is not a control token of the tokenizer"
+            raise ConfigError(f"format.stop_tokens: {what}. Use one of its added tokens")
 
     @cached_property
     def template(self) -> Template:
@@ -122,11 +119,9 @@ class RowRenderer:
         unread = sorted(set(own) - template.names)
         if unread:
             known = sorted(template.names - {*_ALWAYS, *tokens, *DEFAULTS})[:20]
-            raise TemplateError(
-                f"{where} does not read {unread[0][:60]!r} from format.chat_template_kwargs (it "
-                f"reads: {', '.join(name[:60] for name in known) or 'no arguments'}). Correct the "
-                "name, or remove it"
-            )
+            read = ", ".join(name[:60] for name in known) or "no arguments"
+            what = f"{where} does not read {unread[0][:60]!r} from format.chat_template_kwargs"
+            raise TemplateError(f"{what} (it reads: {read}). Correct the name, or remove it")
         return template
 
     @cached_property
@@ -179,10 +174,8 @@ class RowRenderer:
         except RefusedError as error:
             if error.refusal.reason not in ("no_reasoning", "thought_lost"):
                 said = error.refusal.detail.removesuffix(f", or {NOT_TRAINED}")
-                raise TemplateError(
-                    f"{self.template.where} fails on a test question and answer: "
-                    f"{said}{self.argument_advice}"
-                ) from None
+                what = f"{self.template.where} fails on a test question and answer"
+                raise TemplateError(f"{what}: {said}{self.argument_advice}") from None
 
     def _probe(
         self, messages: Messages, arguments: Mapping[str, object] = {}, is_prompt: bool = False
@@ -202,11 +195,8 @@ class RowRenderer:
         Rows or the recipe must provide them too.
         """
         documents: dict[str, object] = {"documents": [{"title": "Therefore", "text": "Likewise"}]}
-        for given in (
-            TemplateArguments(),
-            TemplateArguments(None, documents),
-            TemplateArguments(_TOOLS),
-        ):
+        tries = TemplateArguments(), TemplateArguments(None, documents), TemplateArguments(_TOOLS)
+        for given in tries:
             with suppress(RefusedError):
                 self.template.render(QUESTION, given.tools, given.arguments)
                 return given
@@ -221,10 +211,7 @@ class RowRenderer:
 
     @cached_property
     def form(self) -> MessageForm:
-        """First form of messages with tool calls in which the template loses no text.
-
-        Most templates accept the first form. If all lose text, use the first that is not refused.
-        """
+        """Form of messages with tool calls in which the template loses no text, if any does."""
         function = {"name": PROBE[3], "arguments": {"a": "Therefore"}}
         called = orjson.dumps([{"type": "function", "function": function}]).decode()
         talk: Messages = [
@@ -233,15 +220,10 @@ class RowRenderer:
             {"role": "tool", "content": PROBE[1]},
             {"role": "assistant", "content": PROBE[2]},
         ]
-        is_numbered = self._config.call_ids is not None
-        # Objects are tried before text, and no ids before ids, because most templates take these.
-        forms = [
-            MessageForm(ids and not is_numbered, is_numbered, text, self.has_content_parts)
-            for text, ids in product((False, True), repeat=2)
-        ]
-        writes = [self._writes((*PROBE, "Therefore"), talk, form) for form in forms]
-        return next(
-            (forms[writes.index(answer)] for answer in (True, False) if answer in writes), forms[0]
+        return best_form(
+            partial(self._writes, (*PROBE, "Therefore"), talk),
+            has_function_ids=self._config.call_ids is not None,
+            has_content_parts=self.has_content_parts,
         )
 
     def _content_spans(self, rendering: Rendering, talk: TracedRow) -> list[tuple[int, int]]:
@@ -274,12 +256,8 @@ class RowRenderer:
 
     def _writes(self, texts: Sequence[str], talk: Messages, form: MessageForm) -> bool | None:
         """Return True if all texts are in the rendering; None if the template refuses the row."""
-        messages = chat_messages(talk, form)
-        if form.has_content_parts:
-            for message in messages:
-                message["content"] = in_parts(message["content"])
         try:
-            written = self.template.render(messages, *self._probe_given)
+            written = self.template.render(chat_messages(talk, form), *self._probe_given)
         except RefusedError:
             return None
         return all(text in written for text in texts)
@@ -299,15 +277,14 @@ class RowRenderer:
         """
         if not raw:
             raise RefusedError("template", "the conversation has no messages")
-        messages = chat_messages(raw, self.form)
-        is_stripped = self._config.reasoning == "strip"
-        talk = TracedRow(
-            self.template, messages, given, self.control, self.has_content_parts, is_stripped
-        )
+        # `TracedRow` makes parts of the contents.
+        messages = chat_messages(raw, self.form._replace(has_content_parts=False))
+        config, control, has_parts = self._config, self.control_bytes, self.has_content_parts
+        is_stripped = config.reasoning == "strip"
+        talk = TracedRow(self.template, messages, given, self.control, has_parts, is_stripped)
         weights = [message["weight"] for message in raw]
         if not any(weights):
             raise RefusedError("nothing_trained", "no turn of the conversation is trained")
-        config, control = self._config, self.control_bytes
         answers = [n for n, role in enumerate(talk.roles) if role == "assistant" and weights[n] > 0]
         others = [n for n, role in enumerate(talk.roles) if role != "assistant" and weights[n] > 0]
         is_whole = config.turns == "whole" or config.train_on == "all" or not answers
@@ -385,12 +362,9 @@ def message_bounds(talk: TracedRow, control: re.Pattern[bytes]) -> list[Bounds]:
         if number and texts[0].start < own[number - 1][-1].end:
             raise RefusedError("template", "the template writes messages out of order")
 
-    def closing(number: int) -> int:
-        gap = text[own[number][-1].end : own[number + 1][0].start]
-        return _closing_length(talk, number, gap, control)
-
-    numbers, thinking = range(len(own) - 1), [False] * len(own)
-    closings = measure_kinds(whole, talk, numbers, thinking, closing)
+    gaps = [text[a[-1].end : b[0].start] for a, b in pairwise(own)]
+    measure = partial(_closing_length, talk, control, gaps)
+    closings = measure_kinds(whole, talk, range(len(gaps)), [False] * len(own), measure)
     ends = [own[at][-1].end + size for at, size in enumerate(closings)] + [len(text)]
     bounds: list[Bounds] = []
     for number, texts in enumerate(own):
@@ -401,11 +375,14 @@ def message_bounds(talk: TracedRow, control: re.Pattern[bytes]) -> list[Bounds]:
     return bounds
 
 
-def _closing_length(talk: TracedRow, number: int, gap: bytes, control: re.Pattern[bytes]) -> int:
+def _closing_length(
+    talk: TracedRow, control: re.Pattern[bytes], gaps: Sequence[bytes], number: int
+) -> int:
     """Return how many bytes of the gap after a message close it.
 
     They are those that the gap shares with the end of a rendering of the messages up to this one.
     """
+    gap = gaps[number]
     with suppress(RefusedError):
         shorter = talk.prefix(number + 1)
         if own := shorter.own(number):
@@ -426,10 +403,7 @@ def _unshown(talk: TracedRow, number: int, why: str) -> RefusedError:
 
 
 def add_other_turns(
-    records: Sequence[Record],
-    talk: TracedRow,
-    others: Sequence[int],
-    control: re.Pattern[bytes],
+    records: Sequence[Record], talk: TracedRow, others: Sequence[int], control: re.Pattern[bytes]
 ) -> None:
     """Train each turn of another role in the first record that writes it like the whole rendering.
 
@@ -453,11 +427,9 @@ def add_other_turns(
                 record.turns = sorted([*record.turns, number])
                 break
         else:
-            raise RefusedError(
-                "template",
-                f"message {number} ({talk.roles[number]}) is trained, but no record renders it "
-                "the same way as the whole conversation does. Set format.turns: whole",
-            )
+            what = f"message {number} ({talk.roles[number]}) is trained, but no record renders it "
+            what += "the same way as the whole conversation does. Set format.turns: whole"
+            raise RefusedError("template", what)
 
 
 def all_spans(
@@ -562,11 +534,9 @@ def _parts_in(
             continue
         is_same = len(said) == sizes[kind] and begins["content"] in (0, sizes["thought"])
         if not is_same or text[own.start : own.end] != said[own.first : own.last].encode():
-            raise RefusedError(
-                "template",
-                f"the parts of message {number} have different weights, but the template changes "
-                "its text. Give the message one weight",
-            )
+            what = f"the parts of message {number} have different weights, but the template "
+            what += "changes its text. Give the message one weight"
+            raise RefusedError("template", what)
         # Parts of 12 and 5 characters end at [12, 17]: characters 0 to 12 and 12 to 17 of the
         # content "Let me see. Four.", wherever it is in the rendering.
         at = own.start

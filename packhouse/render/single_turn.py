@@ -19,6 +19,7 @@ EOS of the answer and an empty line; a system prompt replaces the preamble.
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -71,10 +72,9 @@ class SingleTurnEngine:
         if self.needs_label and self.label_names is not None:
             number = pc.fill_null(conversations.label, 0).to_numpy()
             known = (number >= 0) & (number < len(self.label_names))
+            last = len(self.label_names) - 1
             for row in np.flatnonzero(usable & ~known).tolist():
-                refused[row] = Refusal(
-                    "label", f"label {number[row]} is not in 0..{len(self.label_names) - 1}"
-                )
+                refused[row] = Refusal("label", f"label {number[row]} is not in 0..{last}")
             names = pa.array(self.label_names, pa.string())
             labels = names.take(pa.array(np.where(known, number, 0)))
             usable = usable & known
@@ -142,12 +142,11 @@ class _Pieces:
         is_whole = with_headers and not config.never_train
         if is_whole and all(turn.is_trained and not turn.is_scaled for turn in shape):
             return CompiledTemplate(tuple(self.items), (Trained(0, len(self.items), 0),))
+        trains_label = "assistant" not in config.never_train
         trained = [
             Trained(begin if with_headers else own, end, message)
             for message, begin, own, end in self._places
-            if (
-                shape[message].is_trained if message >= 0 else "assistant" not in config.never_train
-            )
+            if (shape[message].is_trained if message >= 0 else trains_label)
         ]
         return CompiledTemplate(tuple(self.items), tuple(trained)) if trained else _NOTHING
 
@@ -156,8 +155,7 @@ def _alpaca(shape: Shape, ends: Ends, config: FormatConfig) -> CompiledTemplate 
     system, turns = _split_system(shape)
     roles = [turn.role for turn in turns]
     if not turns or roles != (["user", "assistant"] * len(turns))[: len(turns)]:
-        wants = f"{config.template} needs alternating user and assistant turns, got {_names(shape)}"
-        return Refusal("template", wants)
+        return _unfit(shape, f"{config.template} needs alternating user and assistant turns")
     if any(turn.has_context for turn in shape if turn.role != "user"):
         return Refusal("template", f"{config.template} allows context only in user turns")
     # Stanford's text ends with the colon. With Qwen2.5, `:The` is one token in 21,822 of 51,974
@@ -180,17 +178,13 @@ def _alpaca(shape: Shape, ends: Ends, config: FormatConfig) -> CompiledTemplate 
 
 def _completion(shape: Shape, ends: Ends, config: FormatConfig) -> CompiledTemplate | Refusal:
     system, turns = _split_system(shape)
-    roles = [turn.role for turn in turns]
-    if roles not in (["user", "assistant"], ["assistant"]):
-        return Refusal(
-            "template", f"completion takes one prompt and one answer, got {_names(shape)}"
-        )
-    pieces = _Pieces(ends)
+    if [turn.role for turn in turns] not in (["user", "assistant"], ["assistant"]):
+        return _unfit(shape, "completion takes one prompt and one answer")
+    pieces, answer = _Pieces(ends), len(shape) - 1
     if system:
         pieces.add(0, [], [Hole(("text", 0)), "\n"])
-    for number, _ in enumerate(turns[:-1], start=system):
+    for number in range(system, answer):
         pieces.add(number, [], _whole(shape, number))
-    answer = len(shape) - 1
     pieces.add(answer, [], [Hole(("text", answer)), ends.eos])
     return pieces.compiled(shape, config)
 
@@ -200,9 +194,7 @@ def _classification(
 ) -> CompiledTemplate | Refusal:
     wanted = ["user"] if named else ["user", "assistant"]
     if [turn.role for turn in shape] != wanted:
-        return Refusal(
-            "template", f"classification takes one text and one label, got {_names(shape)}"
-        )
+        return _unfit(shape, "classification takes one text and one label")
     before, _, after = prompt.partition("{text}")
     pieces = _Pieces(ends)
     pieces.add(0, [before], [*_whole(shape, 0), after])
@@ -213,13 +205,13 @@ def _classification(
 
 def _sequence_classification(shape: Shape, ends: Ends) -> CompiledTemplate | Refusal:
     if not shape or shape[0].role != "user" or len(shape) > 2:
-        return Refusal("template", f"sequence_classification takes one text, got {_names(shape)}")
+        return _unfit(shape, "sequence_classification takes one text")
     return CompiledTemplate((ends.bos, ends.space, *_whole(shape, 0), ends.eos))
 
 
 def _text(shape: Shape, ends: Ends) -> CompiledTemplate | Refusal:
     if len(shape) != 1 or shape[0].role not in ("user", "assistant"):
-        return Refusal("template", f"text takes one message, got {_names(shape)}")
+        return _unfit(shape, "text takes one message")
     if not shape[0].is_trained:
         return _NOTHING
     items = [ends.bos, ends.space, *_whole(shape, 0), ends.eos]
@@ -237,9 +229,9 @@ def _split_system(shape: Shape) -> tuple[int, Shape]:
     return int(has_system), shape[int(has_system) :]
 
 
-def _names(shape: Shape) -> str:
-    roles = [turn.role for turn in shape]
-    return ", ".join(roles[:6]) + (", ..." if len(roles) > 6 else "") if roles else "no message"
+def _unfit(shape: Shape, what: str) -> Refusal:
+    roles = ", ".join([*(turn.role for turn in shape[:6]), *["..."] * (len(shape) > 6)])
+    return Refusal("template", f"{what}, got {roles or 'no message'}")
 
 
 SINGLE_TURN = tuple(n for n in TEMPLATES if not n.startswith((*CHAT_TEMPLATES, "dart-math/")))
@@ -261,26 +253,17 @@ def make_single_turn(
         ends = ends if ends.bos and ends.eos else ends_of(snapshot, eos)
         return SingleTurnEngine(_sequence_classification, ends, needs_label=True)
     if not eos:
-        raise TemplateError(
-            f"template '{name}' ends answers with EOS, but the tokenizer ({snapshot.class_name}) "
-            "has none, so the model would never learn to stop. Set eos_token in its "
-            "tokenizer_config.json, or use `sequence_classification`."
-        )
+        what = f"template '{name}' ends answers with EOS, but the tokenizer ({snapshot.class_name})"
+        fix = "Set eos_token in its tokenizer_config.json, or use `sequence_classification`."
+        raise TemplateError(f"{what} has none, so the model would never learn to stop. {fix}")
     ends = ends_of(snapshot, eos)
     if name == "text":
         return SingleTurnEngine(_text, ends)
     if name != "classification":
-        build = _completion if name == "completion" else _alpaca
-        return SingleTurnEngine(lambda shape, ends: build(shape, ends, config), ends)
+        build = partial(_completion if name == "completion" else _alpaca, config=config)
+        return SingleTurnEngine(build, ends)
     prompt = DEFAULT_PROMPT if config.prompt is None else config.prompt
-    if prompt.count("{text}") != 1:
-        raise ConfigError(
-            f"format.prompt contains {{text}} {prompt.count('{text}')} times. Write it exactly once"
-        )
-    named = label_names is not None
-    return SingleTurnEngine(
-        lambda shape, ends: _classification(shape, ends, config, prompt, named),
-        ends,
-        label_names,
-        needs_label=named,
-    )
+    if (times := prompt.count("{text}")) != 1:
+        raise ConfigError(f"format.prompt contains {{text}} {times} times. Write it exactly once")
+    build, named = partial(_classification, config=config, prompt=prompt), label_names is not None
+    return SingleTurnEngine(partial(build, named=named), ends, label_names, needs_label=named)

@@ -9,11 +9,11 @@ last come the tool definitions and the arguments that the row gives the template
 """
 
 import hashlib
-import itertools
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
+from itertools import count, product
 from typing import Any, NamedTuple
 
 from packhouse.render.provenance import DataObject, Field, Path, Trace, value_of
@@ -63,7 +63,7 @@ def chat_messages(messages: Messages, form: MessageForm = PLAIN) -> Messages:
 
     Args:
         messages: canonical messages, with a separate `context` and tool calls as JSON text.
-        form: requirements of the template; `has_content_parts` is for `trace_conversation`.
+        form: requirements of the template.
 
     Example:
         >>> chat_messages([{"role": "user", "content": "Sum up:", "context": "Long text"}])
@@ -83,12 +83,36 @@ def chat_messages(messages: Messages, form: MessageForm = PLAIN) -> Messages:
         if thought is not None:
             chat |= {"reasoning_content": thought, "reasoning": thought}
         made.append(chat)
-    return with_call_ids(made, form) if form.makes_ids else made
+    if form.makes_ids:
+        made = with_call_ids(made, form)
+    if form.has_content_parts:
+        made = [{**message, "content": in_parts(message["content"])} for message in made]
+    return made
 
 
 def in_parts(content: str | None) -> list[dict[str, str]]:
     """Return a content as a list of parts, as templates of vision models expect."""
     return [{"type": "text", "text": content}] if content else []
+
+
+def best_form(
+    writes: Callable[[MessageForm], bool | None], *, has_function_ids: bool, has_content_parts: bool
+) -> MessageForm:
+    """Return the first form of messages with tool calls in which a template loses no text.
+
+    Most templates accept the first form. If all lose text, it is the first that is not refused.
+
+    Args:
+        writes: True if the template writes all texts in a form; None if it refuses the messages.
+        has_function_ids: see `MessageForm`.
+        has_content_parts: see `MessageForm`.
+    """
+    # Objects are tried before text, and no ids before ids, because most templates take these.
+    forms = [
+        MessageForm(ids and not has_function_ids, has_function_ids, text, has_content_parts)
+        for text, ids in product((False, True), repeat=2)
+    ]
+    return min(forms, key=lambda form: (True, False, None).index(writes(form)))
 
 
 def parsed_call(call: Any, has_text_arguments: bool = False) -> object:
@@ -103,17 +127,16 @@ def parsed_call(call: Any, has_text_arguments: bool = False) -> object:
         rest = {key: value for key, value in call.items() if key not in function}
         call = {"type": "function", **rest, "function": function}
     function = function_of(call)
-    arguments = function.get("arguments")
-    if has_text_arguments and isinstance(arguments, dict):
+    given = function.get("arguments")
+    arguments: object = None
+    if has_text_arguments and isinstance(given, dict):
         # The reader parses arguments only if they are in this form
         # (`chat_messages._read_arguments`), so this is the text of the row again.
-        arguments = json.dumps(arguments, ensure_ascii=False)
-    elif not has_text_arguments and isinstance(arguments, str):
-        if (arguments := parsed_arguments(arguments)) is None:
-            return call
-    else:
-        return call
-    return {**call, "function": {**function, "arguments": arguments}}
+        arguments = json.dumps(given, ensure_ascii=False)
+    elif not has_text_arguments and isinstance(given, str):
+        arguments = parsed_arguments(given)
+    new = {"function": {**function, "arguments": arguments}}
+    return call if arguments is None else call | new
 
 
 def parsed_arguments(text: str) -> dict[str, object] | None:
@@ -148,7 +171,7 @@ def with_call_ids(messages: Messages, form: MessageForm) -> Messages:
     """
     made: Messages = []
     waiting: list[tuple[object, str]] = []  # old and new id of calls without a result so far
-    numbers = itertools.count()
+    numbers = count()
     for at, message in enumerate(messages):
         if "tool_calls" in message:
             calls, waiting = list(message["tool_calls"]), []
@@ -187,10 +210,7 @@ def _fitting(text: str) -> str:
 
 
 def trace_conversation(
-    messages: Messages,
-    given: TemplateArguments,
-    control: re.Pattern[str],
-    has_content_parts: bool = False,
+    messages: Messages, given: TemplateArguments, control: re.Pattern[str], has_content_parts: bool
 ) -> tuple[Messages, TemplateArguments, Trace]:
     """Return a conversation with traced texts.
 

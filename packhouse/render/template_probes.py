@@ -71,9 +71,8 @@ _Tried = Callable[..., Rendering | None]
 
 QUESTION: Messages = [{"role": "user", "content": PROBE[0]}]
 ANSWER: Messages = [{"role": "assistant", "content": PROBE[1]}]
-_THOUGHT: Messages = [
-    {**ANSWER[0], **dict.fromkeys(("reasoning_content", "reasoning", "thinking"), PROBE_THOUGHT)}
-]
+_THOUGHTS = dict.fromkeys(("reasoning_content", "reasoning", "thinking"), PROBE_THOUGHT)
+_THOUGHT: Messages = [{**ANSWER[0], **_THOUGHTS}]
 _FUNCTION = {"name": PROBE[3], "arguments": {"a": PROBE[3]}}
 # Mistral's template needs ids of nine letters or digits.
 _CALLS = [{"type": "function", "id": "call00000", "function": _FUNCTION}]
@@ -110,15 +109,11 @@ def learn_facts(
         answered = render([*QUESTION, *ANSWER])
     except RefusedError as error:
         said = error.refusal.detail.removeprefix(where).lstrip(": ")
-        raise TemplateError(
-            f"{where} rejects or rewrites a conversation of one user turn and one assistant turn "
-            f"({said}). Fix the template"
-        ) from None
+        what = "rejects or rewrites a conversation of one user turn and one assistant turn"
+        raise TemplateError(f"{where} {what} ({said}). Fix the template") from None
     if [o.field.message for o in answered.occurrences] != [0, 1]:
-        raise TemplateError(
-            f"{where} does not write the content of each message exactly once and in order. "
-            "Fix the template"
-        )
+        what = "does not write the content of each message exactly once and in order"
+        raise TemplateError(f"{where} {what}. Fix the template")
 
     def tried(messages: Messages, *how: object) -> Rendering | None:
         with suppress(RefusedError):
@@ -174,9 +169,9 @@ def _stops(
 ) -> tuple[dict[str, str], set[str]]:
     """Return the stop tokens with their sources, and those that follow a plain answer."""
 
-    def after(*messages: Messages) -> list[str]:
+    def after(messages: Messages) -> list[str]:
         """Return the control tokens between the first answer and the next text."""
-        rendering = tried([message for each in messages for message in each])
+        rendering = tried(messages)
         own = rendering.own(1) if rendering else []
         if not rendering or not own:
             return []
@@ -186,21 +181,19 @@ def _stops(
 
     # With a question after it too, because GLM writes the stop token as the header of the next
     # turn.
-    last, asked = after(QUESTION, ANSWER), after(QUESTION, ANSWER, QUESTION)
+    last, asked = after([*QUESTION, *ANSWER]), after([*QUESTION, *ANSWER, *QUESTION])
     if found := {*last, *asked} & {*given}:
         return dict(given), found
     # Only the recipe's own tokens are an error here: a base checkpoint has an EOS that a chat
     # template does not use.
     if "format.stop_tokens" in given.values():
-        raise TemplateError(
-            f"{where} ends answers with {' and '.join(map(repr, last)) or 'no control token'}, "
-            f"but format.stop_tokens lists {', '.join(map(repr, given))}. Use the token that the "
-            "template writes, or remove format.stop_tokens"
-        )
+        what = f"{where} ends answers with {' and '.join(map(repr, last)) or 'no control token'}, "
+        what += f"but format.stop_tokens lists {', '.join(map(repr, given))}. Use the token that "
+        raise TemplateError(f"{what}the template writes, or remove format.stop_tokens")
     # A chat format on a base checkpoint: `<|im_end|>` ends each answer, and EOS is another token.
-    longer = [QUESTION, ANSWER, QUESTION, ANSWER]
-    inner = after(*longer)
-    if last and inner[:1] != last[:1] and tried([message for each in longer for message in each]):
+    longer = [*QUESTION, *ANSWER, *QUESTION, *ANSWER]
+    inner = after(longer)
+    if last and inner[:1] != last[:1] and tried(longer):
         raise TemplateError(
             f"{where} ends the last answer with {last[0]!r}, but "
             f"{inner[0] if inner else 'no control token'!r} follows the previous answer, and the "

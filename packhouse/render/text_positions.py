@@ -228,9 +228,8 @@ class TracedRow:
         self.is_stripped = is_stripped
         self.roles: list[str] = [message["role"] for message in messages]
         self._template, self._has_content_parts = template, has_content_parts
-        self._traced, self._traced_given, self.trace = trace_conversation(
-            messages, given, control, has_content_parts
-        )
+        traced = trace_conversation(messages, given, control, has_content_parts)
+        self._traced, self._traced_given, self.trace = traced
         self.num_written = 0
         """Number of messages in the records so far."""
         self._num_rendered = 0
@@ -269,17 +268,14 @@ class TracedRow:
         for at, message in enumerate(then, start=number):
             # A separate trace, because questions about a probe say nothing about the row.
             content = value_of(Field(Trace(), at, "content", message["content"]))
-            if self._has_content_parts:
-                content = in_parts(content)
+            content = in_parts(content) if self._has_content_parts else content
             messages = [*messages, {**message, "content": content}]
         # Messages are counted, not renderings: each rendering costs as many as it has.
         self._num_rendered += len(messages)
         if self._num_rendered > FREE_MESSAGES + 64 * len(self.messages) + 4 * self.num_written:
-            raise RefusedError(
-                "template_limit",
-                f"the {len(self.messages):,} messages would need too many renderings to check the "
-                "prompt of each answer; split the conversation before preparing it",
-            )
+            what = f"the {len(self.messages):,} messages would need too many renderings to check "
+            what += "the prompt of each answer; split the conversation before preparing it"
+            raise RefusedError("template_limit", what)
         tools, own = self._traced_given
         text = self._template.render(messages, tools, {**arguments, **own}, is_prompt=is_prompt)
         return read_parts(parts_of(text), self.control)
@@ -317,11 +313,9 @@ def places_of(whole: Rendering, num_messages: int) -> list[Place | None]:
         stop = found[after].start if after < len(found) else len(whole.text)
         if len(texts) < after - first or (number and not texts and not own[number - 1]):
             places.append(None)
-        elif texts:
-            start, end = found[first].start, found[after - 1].end
-            places.append(Place(before, start, end, stop, has_text=True))
         else:
-            places.append(Place(before, before, before, stop, has_text=False))
+            start, end = (found[first].start, found[after - 1].end) if texts else (before, before)
+            places.append(Place(before, start, end, stop, has_text=bool(texts)))
         following = min([following, *texts[:1]])
     return places[::-1]
 

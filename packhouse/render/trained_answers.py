@@ -46,11 +46,11 @@ from packhouse.render.text_positions import (
 from packhouse.tokenize.encoders import TokenLimit
 
 PROBE_NAME = "Likewise"
-PROBE_CALL = [
-    {"type": "function", "id": "call00000", "function": {"name": PROBE_NAME, "arguments": {}}}
-]
+_FUNCTION = {"name": PROBE_NAME, "arguments": {}}
+PROBE_CALL = [{"type": "function", "id": "call00000", "function": _FUNCTION}]
 PROBE_TEXT = "Therefore"
 NOT_TRAINED = 'set "weight": 0 on that message so that it is not trained'
+_JOIN = f"Set format.turns: joined, or {NOT_TRAINED}"
 MAX_BYTES = 2**26  # in all records of one row
 # To render each prompt of a long row takes quadratic time.
 MAX_PROVEN = 16  # with more answers than this in a row, only one of each kind is rendered
@@ -154,9 +154,8 @@ class AnswerRule:
             self._thinks.append(is_answer and (bool(reasoning) or is_tagged))
         # An exchange is a user turn and all up to the next: roles s u a u a are in 0 1 1 2 2.
         self._exchange = list(accumulate(int(role == "user") for role in talk.roles))
-        with_thought = {
-            at for at, thinks in zip(self._exchange, self._thinks, strict=True) if thinks
-        }
+        pairs = zip(self._exchange, self._thinks, strict=True)
+        with_thought = {at for at, thinks in pairs if thinks}
         # Known only from all of the row: the switch of an answer depends on later answers too. So
         # rows cannot be split into single answers before they are rendered.
         self._is_thinking = [at in with_thought for at in self._exchange]
@@ -208,13 +207,10 @@ class AnswerRule:
             record.num_messages = number + 1
             self._talk.num_written = sum(each.num_messages for each in made)
             if sum(len(each.rendering.text) for each in made) > MAX_BYTES:
-                raise RefusedError(
-                    "template_limit",
-                    f"the {len(wanted):,} answers need {len(made):,} or more records, over "
-                    f"{MAX_BYTES >> 20} MiB in total, because the template rewrites the history "
-                    "before each. Set format.turns: whole, or split the conversation before "
-                    "preparing it",
-                )
+                what = f"the {len(wanted):,} answers need {len(made):,} or more records, over "
+                what += f"{MAX_BYTES >> 20} MiB in total, because the template rewrites the "
+                fix = "Set format.turns: whole, or split the conversation before preparing it"
+                raise RefusedError("template_limit", f"{what}history before each. {fix}")
         last = made[-1]
         if last.num_messages < len(self._raw):
             # Append the messages after the last trained answer, if the text before stays the same.
@@ -328,9 +324,8 @@ class AnswerRule:
                 self.notes.update(turn.notes)
                 if turn is not last:
                     own, text = turn.completion.own(number), turn.completion.text
-                    is_same = [o.characters for o in own] == [
-                        o.characters for o in whole.own(number)
-                    ]
+                    others = whole.own(number)
+                    is_same = [o.characters for o in own] == [o.characters for o in others]
                     if place is None or not own or not is_same or not joined.occurrences:
                         return None
                     first, stop = own[0].start, own[-1].end
@@ -394,11 +389,9 @@ class AnswerRule:
     def _measure(self, number: int, whole: Rendering, place: Place | None) -> tuple[int, int]:
         """Return the length of the header before an answer and of its closing, in bytes."""
         if place is None:
-            raise RefusedError(
-                "template",
-                f"message {number} (assistant) has no text in the rendering, or other text is "
-                f"inside it, so its span is ambiguous. Set format.turns: joined, or {NOT_TRAINED}",
-            )
+            what = f"message {number} (assistant) has no text in the rendering, or other text is "
+            what += "inside it, so its span is ambiguous"
+            raise RefusedError("template", f"{what}. {_JOIN}")
         is_all = number + 1 == len(self._raw)
         finished = self._talk.rendering if is_all else self._talk.prefix(number + 1)
         prompt = self._prompt(number, {}, finished)
@@ -408,24 +401,18 @@ class AnswerRule:
         is_same = (before and before.characters) == (last and last.characters)
         # The prompt may open something more, such as `<think>`, which this rendering lacks.
         if not is_same or not (gap.startswith(prompt.tail) or prompt.tail.startswith(gap)):
-            raise RefusedError(
-                "template",
-                f"the prompt before message {number} (assistant) differs from the rendering: "
-                f"{shown(prompt.tail[-40:])} instead of {shown(gap[-40:])}. Set format.turns: "
-                f"joined, or {NOT_TRAINED}",
-            )
+            what = f"the prompt before message {number} (assistant) differs from the rendering: "
+            what += f"{shown(prompt.tail[-40:])} instead of {shown(gap[-40:])}"
+            raise RefusedError("template", f"{what}. {_JOIN}")
         header = min(len(prompt.tail), len(gap))
         own = finished.own(number)
         closing = self._closing(number, {}, finished, own[-1].end if own else finished.end + header)
         at = max(place.last, place.before + header)
         size = self._closing_in_history(whole, at, closing.text, closing.stop)
         if size is None:
-            rest = shown(whole.text[at : place.after][:40])
-            raise RefusedError(
-                "no_stop",
-                f"no stop token follows message {number} (assistant) in the rendering of all "
-                f"messages, only {rest}. Set format.turns: joined, or {NOT_TRAINED}",
-            )
+            what = f"no stop token follows message {number} (assistant) in the rendering of all "
+            what += f"messages, only {shown(whole.text[at : place.after][:40])}"
+            raise RefusedError("no_stop", f"{what}. {_JOIN}")
         *_, last_token = whole.controls(self._control, at, at + size)
         return header, last_token.end() - at
 
@@ -439,9 +426,7 @@ class AnswerRule:
         # Decided once per exchange, because clients set the switch per request. If an answer
         # without a thought cannot follow the thinking prompt (Nemotron 3), it gets the other one.
         on, off = {switch.name: switch.thinking}, {switch.name: switch.plain}
-        if self._is_thinking[number]:
-            return [(on, True), (off, False)]
-        return [(off, False)]
+        return [(on, True), (off, False)] if self._is_thinking[number] else [(off, False)]
 
     def awaits_thought(self, record: Record) -> bool:
         """Return True if a prompt of a record asks for reasoning that only later messages have."""
@@ -494,12 +479,9 @@ class AnswerRule:
         if body is None:
             body, start = self._with_thought_end(number, prompt, finished), None
             if check_answer(self._talk, number, body):
-                raise RefusedError(
-                    "thought_lost",
-                    f"message {number} (assistant) has reasoning in a field and in its text, but "
-                    "the template leaves out the latter. Put all of it in the field "
-                    f"(reasoning_content), or {NOT_TRAINED}",
-                )
+                what = f"message {number} (assistant) has reasoning in a field and in its text, "
+                what += "but the template leaves out the latter. Put all of it in the field "
+                raise RefusedError("thought_lost", f"{what}(reasoning_content), or {NOT_TRAINED}")
         # Templates that never write reasoning (Nemotron Nano v2) open `<think>` before any answer.
         in_thought = ends_in_tag(prompt.tail)
         is_unclosed = in_thought and b"</think>" not in body.text
@@ -537,11 +519,9 @@ class AnswerRule:
         at = finished.text.rfind(opening, 0, own[0].start if own else len(finished.text))
         if self._config.turns == "whole" and opening and at >= 0:
             return finished.between(0, at + len(opening))
-        raise RefusedError(
-            "starts_with_assistant",
-            "message 0 (assistant) has no prompt: the template writes none before the first "
-            f"message. Add the question before it, or {NOT_TRAINED}",
-        )
+        what = "message 0 (assistant) has no prompt: the template writes none before the first "
+        what += f"message. Add the question before it, or {NOT_TRAINED}"
+        raise RefusedError("starts_with_assistant", what)
 
     def _start(self, number: int, prompt: Rendering, finished: Rendering) -> int | None:
         """Return the start of the completion in `finished`; None if its reasoning is missing.
@@ -568,13 +548,10 @@ class AnswerRule:
                 if self._thinks[number]:
                     return None
                 raise self._no_reasoning(number, opened)
-        raise RefusedError(
-            "template",
-            f"the prompt before message {number} (assistant) does not match the conversation: the "
-            f"prompt ends in {shown(tail[-40:])}, but the conversation continues with "
-            f"{shown(gap[-40:])}. Set format.template to a Jinja file that writes both the same "
-            f"way, or {NOT_TRAINED}",
-        )
+        what = f"the prompt before message {number} (assistant) does not match the conversation: "
+        what += f"the prompt ends in {shown(tail[-40:])}, but the conversation continues with "
+        what += f"{shown(gap[-40:])}. Set format.template to a Jinja file that writes both the "
+        raise RefusedError("template", f"{what}same way, or {NOT_TRAINED}")
 
     def _with_thought_end(self, number: int, prompt: Rendering, finished: Rendering) -> Rendering:
         """Join reasoning, `format.thought_end` and answer, for templates that drop reasoning."""
@@ -615,23 +592,16 @@ class AnswerRule:
 
     def _thought_lost(self, number: int, more: str, remedies: Sequence[str]) -> RefusedError:
         advice = ", or ".join(remedies)
-        return RefusedError(
-            "thought_lost",
-            f"the template leaves out the reasoning of message {number} (assistant){more}. "
-            f"{advice[0].upper()}{advice[1:]}",
-        )
+        what = f"the template leaves out the reasoning of message {number} (assistant){more}"
+        return RefusedError("thought_lost", f"{what}. {advice[0].upper()}{advice[1:]}")
 
     def _opens_thought(self, number: int, prompt: Rendering) -> bool:
         """Return True if the prompt opens reasoning, which `format.thought_end` can close."""
-        facts, tail = self._facts, prompt.tail
-        if facts.opens_thought or ends_in_tag(tail):
+        facts, tail, opened = self._facts, prompt.tail, self._facts.opened
+        if facts.opens_thought or ends_in_tag(tail) or (opened and tail.endswith(opened)):
             return True
-        if facts.opened and tail.endswith(facts.opened):
-            return True
-        if facts.switch is None:
-            return False
         with suppress(RefusedError):
-            plain = {facts.switch.name: facts.switch.plain}
+            plain = {facts.switch.name: facts.switch.plain} if facts.switch else {}
             return not self._talk.prefix(number, plain, is_prompt=True).tail.startswith(tail)
         return False
 
@@ -652,9 +622,8 @@ class AnswerRule:
             return None
         body = called.between(start, own[-1].end)
         constants = b"".join(part.encode() for part in body.parts if isinstance(part, str))
-        if PROBE_NAME.encode() in constants:  # the call is between the texts
-            return None
-        return None if check_answer(self._talk, number, body) else body
+        is_between = PROBE_NAME.encode() in constants  # the call is between the texts
+        return None if is_between or check_answer(self._talk, number, body) else body
 
     def _check_tagged(self, number: int, body: Rendering) -> None:
         """Refuse tagged reasoning that is opened again after a prompt that already opened it.
@@ -677,12 +646,10 @@ class AnswerRule:
 
     def _no_reasoning(self, number: int, opened: bytes) -> RefusedError:
         end = "" if self._facts.writes_thoughts else " and set format.thought_end"
-        return RefusedError(
-            "no_reasoning",
-            f"the prompt before message {number} (assistant) opens a thinking block "
-            f"({shown(opened)}), but the message has no reasoning. Add reasoning{end}, set "
-            f"format.template to a Jinja file whose prompt does not open one, or {NOT_TRAINED}",
-        )
+        what = f"the prompt before message {number} (assistant) opens a thinking block "
+        what += f"({shown(opened)}), but the message has no reasoning. Add reasoning{end}, set "
+        what += "format.template to a Jinja file whose prompt does not open one"
+        return RefusedError("no_reasoning", f"{what}, or {NOT_TRAINED}")
 
     def _stop_inside(
         self, number: int, arguments: Mapping[str, object], body: Rendering, last: bytes
@@ -701,11 +668,9 @@ class AnswerRule:
             remedy = "Put the text after it in a separate message"
         else:
             remedy = "Set format.template to a Jinja file that writes it only at the end"
-        return RefusedError(
-            "stop_inside",
-            f"the template writes the stop token {inside[0].group().decode()!r} inside message "
-            f"{number} (assistant), so the model would stop there. {remedy}, or {NOT_TRAINED}",
-        )
+        what = f"the template writes the stop token {inside[0].group().decode()!r} inside message "
+        what += f"{number} (assistant), so the model would stop there. {remedy}, or {NOT_TRAINED}"
+        return RefusedError("stop_inside", what)
 
     def _can_stand_apart(
         self, number: int, arguments: Mapping[str, object], before: Occurrence, after: Occurrence
@@ -764,11 +729,9 @@ class AnswerRule:
         remedy = "Set format.template to a Jinja file that ends the message with one"
         if others:
             remedy = f"Set format.stop_tokens: {json.dumps([*known, others[0]])}"
-        raise RefusedError(
-            "no_stop",
-            f"no stop token ({', '.join(known)}) follows message {number} (assistant), only "
-            f"{shown(rest.text[:40])}. {remedy}, or {NOT_TRAINED}",
-        )
+        what = f"no stop token ({', '.join(known)}) follows message {number} (assistant), only "
+        what += f"{shown(rest.text[:40])}. {remedy}, or {NOT_TRAINED}"
+        raise RefusedError("no_stop", what)
 
 
 def in_blocks(number: int, rendering: Rendering, start: int, end: int) -> list[tuple[int, int]]:
@@ -796,12 +759,10 @@ def in_blocks(number: int, rendering: Rendering, start: int, end: int) -> list[t
         if a < b:
             blocks.append((a, b))
     if not blocks or blocks[-1][1] < last or (own and blocks[-1][0] >= last):
-        raise RefusedError(
-            "template",
-            f"message {number} (assistant) does not end inside a generation block of the "
-            "template. Put {% generation %} right after the assistant's header and {% "
-            "endgeneration %} right after the end token, or remove the tags",
-        )
+        fix = "Put {% generation %} right after the assistant's header and {% endgeneration %} "
+        fix += "right after the end token, or remove the tags"
+        what = f"message {number} (assistant) does not end inside a generation block"
+        raise RefusedError("template", f"{what} of the template. {fix}")
     if len(blocks) == 1 and blocks[0][0] <= first:
         return [(start, end)]
     return [*blocks[:-1], (blocks[-1][0], end)]

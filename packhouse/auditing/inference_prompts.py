@@ -641,6 +641,7 @@ def inference_line(audit: Mapping[str, Any]) -> str:
     if partly:
         line += f"; {counted(partly, 'answer')} trained in part"
     if found["turns"] == "whole" and min(right, stopped) < answers:
-        line += ". The model would not generate the other answers; set format.turns to joined or "
-        line += "exact"
+        line += (
+            ". The model would not generate the other answers; set format.turns to joined or exact"
+        )
     return line

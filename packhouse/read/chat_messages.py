@@ -603,9 +603,11 @@ def _read_spans(message: dict[str, object], content: str) -> Pieces | None:
             what = f"{where} has {str(span)[:60]!r}, not {{begin_offset, end_offset, train}}"
             raise BadRowError("type", what)
         if not 0 <= begin <= end <= len(content):
-            what = f"{where}: characters {begin} to {end} are not within the content, which has "
-            what += f"{len(content)}; offsets count from 0 and include the last one"
-            raise BadRowError("type", what)
+            what = (
+                f"{where}: characters {begin} to {end} are not within the content, which has "
+                f"{len(content)}"
+            )
+            raise BadRowError("type", f"{what}; offsets count from 0 and include the last one")
         if train:
             trained.append((begin, min(end + 1, len(content))))
     parts, at = Pieces(), 0

@@ -73,9 +73,12 @@ class FileStream:
                 except OSError as error:
                     if self._storage_error is not None:
                         raise self._storage_error from None
-                    what = f"the {self.compression} stream of source file '{self.uri}' is damaged, "
-                    what += f"truncated or followed by garbage ({error}). Download or compress it "
-                    raise SourceError(f"{what}again", uri=self.uri) from None
+                    raise SourceError(
+                        f"the {self.compression} stream of source file '{self.uri}' is damaged, "
+                        f"truncated or followed by garbage ({error}). Download or compress it "
+                        "again",
+                        uri=self.uri,
+                    ) from None
                 if not chunk:
                     return
                 bytes_out += len(chunk)

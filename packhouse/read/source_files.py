@@ -414,21 +414,27 @@ def _hub_errors(wanted: HubPath) -> Iterator[None]:
         repo = f"hf://datasets/{wanted.repo}"
         response = getattr(error, "response", None)
         status = 0 if response is None else response.status_code
-        has_token, is_temporary = bool(hub_options()["token"]), False
+        has_token = bool(hub_options()["token"])
         if isinstance(error, errors.GatedRepoError):
-            why = f"{repo} is gated. Request access on its page, and set HF_TOKEN to a token for "
-            why += "that account"
+            why = (
+                f"{repo} is gated. Request access on its page, and set HF_TOKEN to a token for "
+                "that account"
+            )
         elif isinstance(error, errors.RevisionNotFoundError):
             why = f"{repo} has no revision '{wanted.revision}'"
         elif isinstance(error, errors.OfflineModeIsEnabled):
-            why = "HF_HUB_OFFLINE is set, so only cached files can be read, and only by commit (@ "
-            why += "and its 40 digits)"
+            why = (
+                "HF_HUB_OFFLINE is set, so only cached files can be read, and only by commit (@ "
+                "and its 40 digits)"
+            )
         elif (
             isinstance(error, errors.LocalEntryNotFoundError | ConnectionError | TimeoutError)
             or type(error).__module__.split(".")[0] in _HUB_CLIENTS
         ):
-            is_temporary, why = True, "the Hub cannot be reached, and the file is not in the cache "
-            why += f"({first_line(error)}). Check the network and HF_ENDPOINT"
+            raise TransientError(
+                f"source '{wanted.uri}': the Hub cannot be reached, and the file is not in the "
+                f"cache ({first_line(error)}). Check the network and HF_ENDPOINT"
+            ) from None
         elif isinstance(error, errors.EntryNotFoundError):
             why = "the repository has no such file"
         elif not isinstance(error, errors.HfHubHTTPError):

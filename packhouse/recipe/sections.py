@@ -278,27 +278,36 @@ class FormatConfig(Section):
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
-        problem = ""
         if self.chat_template_kwargs and self.template in set(TEMPLATES) - set(CHAT_TEMPLATES):
-            problem = f"template {self.template} does not accept chat_template_kwargs. Remove them"
-            problem += ", or use a chat template"
-        elif self.never_train and self.train_on != "all":
-            problem = f"never_train requires train_on: all, but train_on is {self.train_on}. "
-            problem += "Change one of them"
-        elif len({*self.never_train, "tool", "system"}) == 4:
-            problem = "never_train excludes both user and assistant, so nothing is left to train. "
-            problem += "Remove one of the two"
-        elif self.turns == "alone" and self.train_on == "all":
-            problem = "turns: alone trains one answer per record and cannot be combined with "
-            problem += "train_on: all. Change one of them"
-        elif self.turns == "whole" and self.thought_end is not None:
-            problem = "turns: whole renders each row once, and the template drops the reasoning "
-            problem += "that thought_end would close. Remove thought_end, or use turns: joined"
-        elif self.reasoning == "train_last" and self.train_on == "all":
-            problem = "reasoning: train_last excludes reasoning from training and cannot be "
-            problem += "combined with train_on: all. Change one of them"
-        if problem:
-            raise ValueError(problem)
+            raise ValueError(
+                f"template {self.template} does not accept chat_template_kwargs. Remove them, or "
+                "use a chat template"
+            )
+        if self.never_train and self.train_on != "all":
+            raise ValueError(
+                f"never_train requires train_on: all, but train_on is {self.train_on}. Change "
+                "one of them"
+            )
+        if len({*self.never_train, "tool", "system"}) == 4:
+            raise ValueError(
+                "never_train excludes both user and assistant, so nothing is left to train. "
+                "Remove one of the two"
+            )
+        if self.turns == "alone" and self.train_on == "all":
+            raise ValueError(
+                "turns: alone trains one answer per record and cannot be combined with train_on: "
+                "all. Change one of them"
+            )
+        if self.turns == "whole" and self.thought_end is not None:
+            raise ValueError(
+                "turns: whole renders each row once, and the template drops the reasoning that "
+                "thought_end would close. Remove thought_end, or use turns: joined"
+            )
+        if self.reasoning == "train_last" and self.train_on == "all":
+            raise ValueError(
+                "reasoning: train_last excludes reasoning from training and cannot be combined "
+                "with train_on: all. Change one of them"
+            )
         return self
 
 
@@ -361,12 +370,15 @@ class PackConfig(Section):
     def _multiples_fit(self) -> Self:
         multiple = self.pad_record_to_multiple_of
         if self.seq_len % multiple:
-            nearest = max(1, self.seq_len // multiple) * multiple
-            problem = f"is not a multiple of pad_record_to_multiple_of {multiple}. Use {nearest}"
-            raise ValueError(f"seq_len {self.seq_len} {problem}")
+            raise ValueError(
+                f"seq_len {self.seq_len} is not a multiple of pad_record_to_multiple_of "
+                f"{multiple}. Use {max(1, self.seq_len // multiple) * multiple}"
+            )
         if multiple > 1 and self.strategy == "concat":
-            fix = "Remove pad_record_to_multiple_of, or choose another strategy"
-            raise ValueError(f"strategy concat leaves no room for padding. {fix}")
+            raise ValueError(
+                "strategy concat leaves no room for padding. Remove pad_record_to_multiple_of, or "
+                "choose another strategy"
+            )
         return self
 
 
@@ -540,8 +552,9 @@ class PublishConfig(Section):
         """Sort by name and drop repeats, so that their order does not change the version."""
         named = {each.format: each for each in exports}
         if twice := [each.format for each in exports if each != named[each.format]]:
-            problem = "more than once with different shard counts. Keep one"
-            raise ValueError(f"exports lists '{twice[0]}' {problem}")
+            raise ValueError(
+                f"exports lists '{twice[0]}' more than once with different shard counts. Keep one"
+            )
         return [named[name] for name in sorted(named)]
 
 

@@ -133,14 +133,17 @@ class ChatEngine:
             # help. If no prompt opens one, format.thought_end would close a thought that never
             # began.
             strip = "set format.reasoning: strip to leave reasoning out"
-            other = "set format.thought_end to the text that goes between reasoning and answer "
-            other += r'(DeepSeek R1: "\n</think>\n\n")'
-            other = other if self._rows.facts.can_open_thought else IN_TAGS
+            other = (
+                "set format.thought_end to the text that goes between reasoning and answer "
+                r'(DeepSeek R1: "\n</think>\n\n")'
+                if self._rows.facts.can_open_thought
+                else IN_TAGS
+            )
             advice = other if self._rows.facts.needs_thought else f"{strip}, or {other}"
             raise TemplateError(
-                f"{self._rows.template.where} never writes reasoning, but {name} has some, so the "
-                f"model would learn to answer without it. {advice[0].upper()}{advice[1:]}"
-                f"{self._rows.argument_advice}"
+                f"{self._rows.template.where} never writes reasoning, but "
+                f"{name} has some, so the model would learn to answer "
+                f"without it. {advice[0].upper()}{advice[1:]}{self._rows.argument_advice}"
             )
 
     def _fill(

@@ -90,9 +90,12 @@ def check_row(
             is_text = isinstance(own.value, str) and own.path[:1] == ("call_arguments",)
             if is_text and own not in unchanged and parsed_arguments(own.value) is None:
                 # It would write the arguments `oops` as `"oops"`: a call that the model never made.
-                what = f"the arguments of a tool call in message {number} are not a JSON object, "
-                what += f"but the template writes them as JSON: {_excerpt(own.value)}"
-                raise RefusedError("template", f"{what}. Write them as an object")
+                raise RefusedError(
+                    "template",
+                    f"the arguments of a tool call in message {number} are not a JSON object, but "
+                    f"the template writes them as JSON: {_excerpt(own.value)}. Write them as an "
+                    "object",
+                )
     _check_documents(talk, ranges)
     for name in [function_of(tool).get("name") for tool in talk.given.tools or ()]:
         # A template may write the name as JSON, in ASCII or not.
@@ -150,8 +153,10 @@ def _check_field(talk: TracedRow, field: Field, ranges: _Ranges) -> list[str]:
             if text in given:
                 field.trace.unrecorded.add((field.message, "name in id"))
                 continue
-            remedy = f": the template writes only its id ({given[:EXCERPT]!r}), which does not "
-            remedy += "contain the name. Set format.call_ids: functions"
+            remedy = (
+                f": the template writes only its id ({given[:EXCERPT]!r}), which does not contain "
+                "the name. Set format.call_ids: functions"
+            )
         else:
             is_tagged = message["role"] == "assistant" and "<think>" in str(message.get("content"))
             strips = is_tagged and not talk.is_stripped
@@ -162,8 +167,10 @@ def _check_field(talk: TracedRow, field: Field, ranges: _Ranges) -> list[str]:
                 remedy += f"Put {part} in a separate message. Or: "
             remedy += _OTHER_TEMPLATE
         what = f"{'a tool call' if is_call else 'text'} of message {field.message}"
-        what += f" ({message['role']}) is not in the rendering: {_excerpt(text)}"
-        raise RefusedError("content_lost", what + remedy)
+        raise RefusedError(
+            "content_lost",
+            f"{what} ({message['role']}) is not in the rendering: {_excerpt(text)}{remedy}",
+        )
     return thoughts
 
 
@@ -183,10 +190,12 @@ def _check_documents(talk: TracedRow, ranges: Mapping[Field, object]) -> None:
         lost = [key for key in keys if key in _TEXT_KEYS and key not in found]
         if lost or (keys and not found):
             key = (lost or keys)[0]
-            fix = "Use a template that writes documents, or list the field in ignored_fields to "
-            fix += "leave it out"
-            what = f"the {key} of document {at} is not in the rendering: {_excerpt(document[key])}"
-            raise RefusedError("content_lost", f"{what}. {fix}")
+            raise RefusedError(
+                "content_lost",
+                f"the {key} of document {at} is not in the rendering: {_excerpt(document[key])}. "
+                "Use a template that writes documents, or list the field in ignored_fields to "
+                "leave it out",
+            )
 
 
 def _keys(value: Any) -> Iterator[str]:

@@ -427,9 +427,11 @@ def add_other_turns(
                 record.turns = sorted([*record.turns, number])
                 break
         else:
-            what = f"message {number} ({talk.roles[number]}) is trained, but no record renders it "
-            what += "the same way as the whole conversation does. Set format.turns: whole"
-            raise RefusedError("template", what)
+            raise RefusedError(
+                "template",
+                f"message {number} ({talk.roles[number]}) is trained, but no record renders it "
+                "the same way as the whole conversation does. Set format.turns: whole",
+            )
 
 
 def all_spans(
@@ -534,9 +536,11 @@ def _parts_in(
             continue
         is_same = len(said) == sizes[kind] and begins["content"] in (0, sizes["thought"])
         if not is_same or text[own.start : own.end] != said[own.first : own.last].encode():
-            what = f"the parts of message {number} have different weights, but the template "
-            what += "changes its text. Give the message one weight"
-            raise RefusedError("template", what)
+            raise RefusedError(
+                "template",
+                f"the parts of message {number} have different weights, but the template changes "
+                "its text. Give the message one weight",
+            )
         # Parts of 12 and 5 characters end at [12, 17]: characters 0 to 12 and 12 to 17 of the
         # content "Let me see. Four.", wherever it is in the rendering.
         at = own.start

@@ -187,13 +187,15 @@ def _stops(
     # Only the recipe's own tokens are an error here: a base checkpoint has an EOS that a chat
     # template does not use.
     if "format.stop_tokens" in given.values():
-        what = f"{where} ends answers with {' and '.join(map(repr, last)) or 'no control token'}, "
-        what += f"but format.stop_tokens lists {', '.join(map(repr, given))}. Use the token that "
-        raise TemplateError(f"{what}the template writes, or remove format.stop_tokens")
+        raise TemplateError(
+            f"{where} ends answers with {' and '.join(map(repr, last)) or 'no control token'}, "
+            f"but format.stop_tokens lists {', '.join(map(repr, given))}. Use the token that the "
+            "template writes, or remove format.stop_tokens"
+        )
     # A chat format on a base checkpoint: `<|im_end|>` ends each answer, and EOS is another token.
-    longer = [*QUESTION, *ANSWER, *QUESTION, *ANSWER]
-    inner = after(longer)
-    if last and inner[:1] != last[:1] and tried(longer):
+    longer = [QUESTION, ANSWER, QUESTION, ANSWER]
+    inner = after(*longer)
+    if last and inner[:1] != last[:1] and tried([message for each in longer for message in each]):
         raise TemplateError(
             f"{where} ends the last answer with {last[0]!r}, but "
             f"{inner[0] if inner else 'no control token'!r} follows the previous answer, and the "

@@ -273,9 +273,11 @@ class TracedRow:
         # Messages are counted, not renderings: each rendering costs as many as it has.
         self._num_rendered += len(messages)
         if self._num_rendered > FREE_MESSAGES + 64 * len(self.messages) + 4 * self.num_written:
-            what = f"the {len(self.messages):,} messages would need too many renderings to check "
-            what += "the prompt of each answer; split the conversation before preparing it"
-            raise RefusedError("template_limit", what)
+            raise RefusedError(
+                "template_limit",
+                f"the {len(self.messages):,} messages would need too many renderings to check the "
+                "prompt of each answer; split the conversation before preparing it",
+            )
         tools, own = self._traced_given
         text = self._template.render(messages, tools, {**arguments, **own}, is_prompt=is_prompt)
         return read_parts(parts_of(text), self.control)

@@ -207,10 +207,13 @@ class AnswerRule:
             record.num_messages = number + 1
             self._talk.num_written = sum(each.num_messages for each in made)
             if sum(len(each.rendering.text) for each in made) > MAX_BYTES:
-                what = f"the {len(wanted):,} answers need {len(made):,} or more records, over "
-                what += f"{MAX_BYTES >> 20} MiB in total, because the template rewrites the "
-                fix = "Set format.turns: whole, or split the conversation before preparing it"
-                raise RefusedError("template_limit", f"{what}history before each. {fix}")
+                raise RefusedError(
+                    "template_limit",
+                    f"the {len(wanted):,} answers need {len(made):,} or more records, over "
+                    f"{MAX_BYTES >> 20} MiB in total, because the template rewrites the history "
+                    "before each. Set format.turns: whole, or split the conversation before "
+                    "preparing it",
+                )
         last = made[-1]
         if last.num_messages < len(self._raw):
             # Append the messages after the last trained answer, if the text before stays the same.
@@ -389,9 +392,11 @@ class AnswerRule:
     def _measure(self, number: int, whole: Rendering, place: Place | None) -> tuple[int, int]:
         """Return the length of the header before an answer and of its closing, in bytes."""
         if place is None:
-            what = f"message {number} (assistant) has no text in the rendering, or other text is "
-            what += "inside it, so its span is ambiguous"
-            raise RefusedError("template", f"{what}. {_JOIN}")
+            raise RefusedError(
+                "template",
+                f"message {number} (assistant) has no text in the rendering, or other text is "
+                f"inside it, so its span is ambiguous. Set format.turns: joined, or {NOT_TRAINED}",
+            )
         is_all = number + 1 == len(self._raw)
         finished = self._talk.rendering if is_all else self._talk.prefix(number + 1)
         prompt = self._prompt(number, {}, finished)
@@ -401,18 +406,24 @@ class AnswerRule:
         is_same = (before and before.characters) == (last and last.characters)
         # The prompt may open something more, such as `<think>`, which this rendering lacks.
         if not is_same or not (gap.startswith(prompt.tail) or prompt.tail.startswith(gap)):
-            what = f"the prompt before message {number} (assistant) differs from the rendering: "
-            what += f"{shown(prompt.tail[-40:])} instead of {shown(gap[-40:])}"
-            raise RefusedError("template", f"{what}. {_JOIN}")
+            raise RefusedError(
+                "template",
+                f"the prompt before message {number} (assistant) differs from the rendering: "
+                f"{shown(prompt.tail[-40:])} instead of {shown(gap[-40:])}. Set format.turns: "
+                f"joined, or {NOT_TRAINED}",
+            )
         header = min(len(prompt.tail), len(gap))
         own = finished.own(number)
         closing = self._closing(number, {}, finished, own[-1].end if own else finished.end + header)
         at = max(place.last, place.before + header)
         size = self._closing_in_history(whole, at, closing.text, closing.stop)
         if size is None:
-            what = f"no stop token follows message {number} (assistant) in the rendering of all "
-            what += f"messages, only {shown(whole.text[at : place.after][:40])}"
-            raise RefusedError("no_stop", f"{what}. {_JOIN}")
+            rest = shown(whole.text[at : place.after][:40])
+            raise RefusedError(
+                "no_stop",
+                f"no stop token follows message {number} (assistant) in the rendering of all "
+                f"messages, only {rest}. Set format.turns: joined, or {NOT_TRAINED}",
+            )
         *_, last_token = whole.controls(self._control, at, at + size)
         return header, last_token.end() - at
 
@@ -479,9 +490,12 @@ class AnswerRule:
         if body is None:
             body, start = self._with_thought_end(number, prompt, finished), None
             if check_answer(self._talk, number, body):
-                what = f"message {number} (assistant) has reasoning in a field and in its text, "
-                what += "but the template leaves out the latter. Put all of it in the field "
-                raise RefusedError("thought_lost", f"{what}(reasoning_content), or {NOT_TRAINED}")
+                raise RefusedError(
+                    "thought_lost",
+                    f"message {number} (assistant) has reasoning in a field and in its text, but "
+                    "the template leaves out the latter. Put all of it in the field "
+                    f"(reasoning_content), or {NOT_TRAINED}",
+                )
         # Templates that never write reasoning (Nemotron Nano v2) open `<think>` before any answer.
         in_thought = ends_in_tag(prompt.tail)
         is_unclosed = in_thought and b"</think>" not in body.text
@@ -519,9 +533,11 @@ class AnswerRule:
         at = finished.text.rfind(opening, 0, own[0].start if own else len(finished.text))
         if self._config.turns == "whole" and opening and at >= 0:
             return finished.between(0, at + len(opening))
-        what = "message 0 (assistant) has no prompt: the template writes none before the first "
-        what += f"message. Add the question before it, or {NOT_TRAINED}"
-        raise RefusedError("starts_with_assistant", what)
+        raise RefusedError(
+            "starts_with_assistant",
+            "message 0 (assistant) has no prompt: the template writes none before the first "
+            f"message. Add the question before it, or {NOT_TRAINED}",
+        )
 
     def _start(self, number: int, prompt: Rendering, finished: Rendering) -> int | None:
         """Return the start of the completion in `finished`; None if its reasoning is missing.
@@ -548,10 +564,13 @@ class AnswerRule:
                 if self._thinks[number]:
                     return None
                 raise self._no_reasoning(number, opened)
-        what = f"the prompt before message {number} (assistant) does not match the conversation: "
-        what += f"the prompt ends in {shown(tail[-40:])}, but the conversation continues with "
-        what += f"{shown(gap[-40:])}. Set format.template to a Jinja file that writes both the "
-        raise RefusedError("template", f"{what}same way, or {NOT_TRAINED}")
+        raise RefusedError(
+            "template",
+            f"the prompt before message {number} (assistant) does not match the conversation: the "
+            f"prompt ends in {shown(tail[-40:])}, but the conversation continues with "
+            f"{shown(gap[-40:])}. Set format.template to a Jinja file that writes both the same "
+            f"way, or {NOT_TRAINED}",
+        )
 
     def _with_thought_end(self, number: int, prompt: Rendering, finished: Rendering) -> Rendering:
         """Join reasoning, `format.thought_end` and answer, for templates that drop reasoning."""
@@ -646,10 +665,12 @@ class AnswerRule:
 
     def _no_reasoning(self, number: int, opened: bytes) -> RefusedError:
         end = "" if self._facts.writes_thoughts else " and set format.thought_end"
-        what = f"the prompt before message {number} (assistant) opens a thinking block "
-        what += f"({shown(opened)}), but the message has no reasoning. Add reasoning{end}, set "
-        what += "format.template to a Jinja file whose prompt does not open one"
-        return RefusedError("no_reasoning", f"{what}, or {NOT_TRAINED}")
+        return RefusedError(
+            "no_reasoning",
+            f"the prompt before message {number} (assistant) opens a thinking block "
+            f"({shown(opened)}), but the message has no reasoning. Add reasoning{end}, set "
+            f"format.template to a Jinja file whose prompt does not open one, or {NOT_TRAINED}",
+        )
 
     def _stop_inside(
         self, number: int, arguments: Mapping[str, object], body: Rendering, last: bytes
@@ -668,9 +689,11 @@ class AnswerRule:
             remedy = "Put the text after it in a separate message"
         else:
             remedy = "Set format.template to a Jinja file that writes it only at the end"
-        what = f"the template writes the stop token {inside[0].group().decode()!r} inside message "
-        what += f"{number} (assistant), so the model would stop there. {remedy}, or {NOT_TRAINED}"
-        return RefusedError("stop_inside", what)
+        return RefusedError(
+            "stop_inside",
+            f"the template writes the stop token {inside[0].group().decode()!r} inside message "
+            f"{number} (assistant), so the model would stop there. {remedy}, or {NOT_TRAINED}",
+        )
 
     def _can_stand_apart(
         self, number: int, arguments: Mapping[str, object], before: Occurrence, after: Occurrence
@@ -729,9 +752,11 @@ class AnswerRule:
         remedy = "Set format.template to a Jinja file that ends the message with one"
         if others:
             remedy = f"Set format.stop_tokens: {json.dumps([*known, others[0]])}"
-        what = f"no stop token ({', '.join(known)}) follows message {number} (assistant), only "
-        what += f"{shown(rest.text[:40])}. {remedy}, or {NOT_TRAINED}"
-        raise RefusedError("no_stop", what)
+        raise RefusedError(
+            "no_stop",
+            f"no stop token ({', '.join(known)}) follows message {number} (assistant), only "
+            f"{shown(rest.text[:40])}. {remedy}, or {NOT_TRAINED}",
+        )
 
 
 def in_blocks(number: int, rendering: Rendering, start: int, end: int) -> list[tuple[int, int]]:
@@ -759,10 +784,12 @@ def in_blocks(number: int, rendering: Rendering, start: int, end: int) -> list[t
         if a < b:
             blocks.append((a, b))
     if not blocks or blocks[-1][1] < last or (own and blocks[-1][0] >= last):
-        fix = "Put {% generation %} right after the assistant's header and {% endgeneration %} "
-        fix += "right after the end token, or remove the tags"
-        what = f"message {number} (assistant) does not end inside a generation block"
-        raise RefusedError("template", f"{what} of the template. {fix}")
+        raise RefusedError(
+            "template",
+            f"message {number} (assistant) does not end inside a generation block of the "
+            "template. Put {% generation %} right after the assistant's header and {% "
+            "endgeneration %} right after the end token, or remove the tags",
+        )
     if len(blocks) == 1 and blocks[0][0] <= first:
         return [(start, end)]
     return [*blocks[:-1], (blocks[-1][0], end)]

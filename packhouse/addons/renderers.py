@@ -396,7 +396,7 @@ class Harmony:
         last = messages[-1] if messages else {}
         is_answered = last.get("role") == "assistant" and not add_generation_prompt
         history = messages[:-1] if is_answered else messages
-        known = self._messages(history, tools, arguments, self._call_names(messages))
+        known = self._messages(history, tools, arguments)
         conversation = self._library.Conversation.from_messages(known)
         if not is_answered and not add_generation_prompt:
             return self._text(self._encoding.render_conversation(conversation))
@@ -418,7 +418,6 @@ class Harmony:
         messages: Sequence[dict[str, Any]],
         tools: Sequence[dict[str, Any]] | None,
         arguments: Mapping[str, Any],
-        call_names: Mapping[str, str],
     ) -> list[Any]:
         """Convert messages and tools to those of the library."""
         library, role = self._library, self._library.Role
@@ -444,16 +443,16 @@ class Harmony:
             developer = developer.with_function_tools(described)
         if tools or developer.instructions:
             made.append(new(role.DEVELOPER, developer))
-        called = ""
+        called, called_as = "", dict[str, str]()
         for message in messages:
             if message["role"] == "assistant":
                 made += self._answer(message)
-                calls = message.get("tool_calls") or [{"function": {"name": called}}]
-                called = calls[-1]["function"]["name"]
+                for call in message.get("tool_calls") or []:
+                    called = called_as[call.get("id") or ""] = call["function"]["name"]
             elif message["role"] == "tool":
-                given = call_names.get(message.get("tool_call_id") or "")
-                # A result without id and name belongs to the last call.
-                name = given or message.get("name") or called
+                # A result without id and name belongs to the last call. An id may occur again.
+                given = message.get("tool_call_id")
+                name = (given and called_as.get(given)) or message.get("name") or called
                 author = library.Author.new(role.TOOL, f"functions.{name}")
                 result = library.Message.from_author_and_content(author, message["content"])
                 made.append(result.with_recipient("assistant").with_channel("commentary"))
@@ -483,15 +482,6 @@ class Harmony:
             one = new_message(text, "commentary").with_recipient(f"functions.{function['name']}")
             made.append(one.with_content_type("json"))
         return made
-
-    @staticmethod
-    def _call_names(messages: Sequence[dict[str, Any]]) -> dict[str, str]:
-        return {
-            call["id"]: call["function"]["name"]
-            for message in messages
-            for call in message.get("tool_calls") or []
-            if call.get("id")
-        }
 
 
 def _write_vocabulary(tokenizer: Path, file: Path) -> None:

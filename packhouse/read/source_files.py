@@ -414,27 +414,22 @@ def _hub_errors(wanted: HubPath) -> Iterator[None]:
         repo = f"hf://datasets/{wanted.repo}"
         response = getattr(error, "response", None)
         status = 0 if response is None else response.status_code
-        has_token = bool(hub_options()["token"])
+        has_token, is_temporary = bool(hub_options()["token"]), False
         if isinstance(error, errors.GatedRepoError):
-            why = (
-                f"{repo} is gated. Request access on its page, and set HF_TOKEN to a token for "
-                "that account"
-            )
+            access = "Request access on its page, and set HF_TOKEN to a token for that account"
+            why = f"{repo} is gated. {access}"
         elif isinstance(error, errors.RevisionNotFoundError):
             why = f"{repo} has no revision '{wanted.revision}'"
         elif isinstance(error, errors.OfflineModeIsEnabled):
-            why = (
-                "HF_HUB_OFFLINE is set, so only cached files can be read, and only by commit (@ "
-                "and its 40 digits)"
-            )
+            which = "only cached files can be read, and only by commit (@ and its 40 digits)"
+            why = f"HF_HUB_OFFLINE is set, so {which}"
         elif (
             isinstance(error, errors.LocalEntryNotFoundError | ConnectionError | TimeoutError)
             or type(error).__module__.split(".")[0] in _HUB_CLIENTS
         ):
-            raise TransientError(
-                f"source '{wanted.uri}': the Hub cannot be reached, and the file is not in the "
-                f"cache ({first_line(error)}). Check the network and HF_ENDPOINT"
-            ) from None
+            what = "the Hub cannot be reached, and the file is not in the cache"
+            why = f"{what} ({first_line(error)}). Check the network and HF_ENDPOINT"
+            is_temporary = True
         elif isinstance(error, errors.EntryNotFoundError):
             why = "the repository has no such file"
         elif not isinstance(error, errors.HfHubHTTPError):
@@ -444,8 +439,8 @@ def _hub_errors(wanted: HubPath) -> Iterator[None]:
         elif status in (401, 403) and has_token:
             why = f"HF_TOKEN is invalid or has no access to {repo} ({status})"
         elif status in (401, 403):
-            why = f"{repo} is private or does not exist ({status}). "
-            why += "To read a private one, set HF_TOKEN"
+            fix = "To read a private one, set HF_TOKEN"
+            why = f"{repo} is private or does not exist ({status}). {fix}"
         elif isinstance(error, errors.RepositoryNotFoundError):
             unseen = ", or HF_TOKEN has no access to it" if has_token else ""
             why = f"{repo} does not exist{unseen}. Check its name"

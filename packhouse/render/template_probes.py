@@ -188,14 +188,14 @@ def _stops(
     # template does not use.
     if "format.stop_tokens" in given.values():
         raise TemplateError(
-            f"{where} ends answers with {' and '.join(map(repr, last)) or 'no control token'}, "
-            f"but format.stop_tokens lists {', '.join(map(repr, given))}. Use the token that the "
+            f"{where} ends answers with {' and '.join(map(repr, last)) or 'no control token'}, but "
+            f"format.stop_tokens lists {', '.join(map(repr, given))}. Use the token that the "
             "template writes, or remove format.stop_tokens"
         )
     # A chat format on a base checkpoint: `<|im_end|>` ends each answer, and EOS is another token.
-    longer = [QUESTION, ANSWER, QUESTION, ANSWER]
-    inner = after(*longer)
-    if last and inner[:1] != last[:1] and tried([message for each in longer for message in each]):
+    longer = [*QUESTION, *ANSWER, *QUESTION, *ANSWER]
+    inner = after(longer)
+    if last and inner[:1] != last[:1] and tried(longer):
         raise TemplateError(
             f"{where} ends the last answer with {last[0]!r}, but "
             f"{inner[0] if inner else 'no control token'!r} follows the previous answer, and the "

@@ -27,10 +27,12 @@ from packhouse.cli.token_display import (
     Run,
     coloured,
     pipeline_of,
+    pipeline_of_version,
     plain,
     rows_with_masks,
     runs_of,
     token_texts,
+    tokenizer_of,
     trained_ranges,
 )
 from packhouse.errors import ConfigError, IntegrityError
@@ -327,7 +329,6 @@ _SHOWN = ("source", "row", "record_id", "label", "input_ids", "trained")
 
 def _pipeline(opened: OpenVersion, folder: str | None, cache: Path) -> Pipeline | None:
     """Return the pipeline that decodes ids, or None (print ids) if the tokenizer is unknown."""
-    from packhouse.cli.token_display import pipeline_of_version, tokenizer_of
     from packhouse.tokenize import fingerprint_tokenizer, load_snapshot
 
     tokenizers = Workspace(cache=cache).tokenizers

@@ -1,7 +1,7 @@
 """Row formats `oasst` and `oasst_flat`: message trees, as OpenAssistant publishes them."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -144,18 +144,22 @@ def build_trees(
         elif parent in messages:
             messages[parent].replies.append(message)
     # A message not reached from a root is an orphan, replies to one, or is part of a cycle.
-    reached: set[str] = set()
-    stack = list(roots)
-    while stack:
-        message = stack.pop()
-        reached.add(message.message_id)
-        stack += message.replies
+    reached = {message.message_id for root in roots for message in _all_of(root)}
     for name, message in messages.items():
         if name not in reached:
             is_there = message.parent_id in messages
             why = "is an orphan or a reply to it" if is_there else "is not in the file"
             failures.append((message.row, "orphan", f"its parent {why}"))
     return roots, failures
+
+
+def _all_of(root: TreeMessage) -> Iterator[TreeMessage]:
+    """Yield the messages of a tree."""
+    stack = [root]
+    while stack:
+        message = stack.pop()
+        yield message
+        stack += message.replies
 
 
 def _message(row: dict[str, Any], names: Mapping[str, str], index: int) -> TreeMessage:
@@ -227,12 +231,10 @@ class MessageRows(RowFormat):
             except BadRowError as bad:
                 failures.append((root.row, bad.reason, bad.detail))
             detail = f"in the tree of message {root.message_id[:60]!r}"
-            stack = list(root.replies)
-            while stack:
-                message = stack.pop()
-                reason = "joined" if message.row in joined else "other_path"
-                dropped.append((message.row, reason, detail))
-                stack += message.replies
+            for message in _all_of(root):
+                if message is not root:
+                    reason = "joined" if message.row in joined else "other_path"
+                    dropped.append((message.row, reason, detail))
         return Adapted.of(found, failures, sorted(dropped))
 
 

@@ -168,13 +168,10 @@ def _message(row: dict[str, Any], names: Mapping[str, str], index: int) -> TreeM
             raise BadRowError("fields", f"no field {ours!r}")
     message = TreeMessage(**{ours: row[name] for ours, name in names.items()}, row=index)
     message.replies = []  # `build_trees` adds them
-    for ours in ("message_id", "text", "role"):
-        value = getattr(message, ours)
-        if not isinstance(value, str):
-            raise BadRowError("type", f"{names[ours]} is {kind_of(value)}, not text")
-    if not isinstance(message.parent_id, str | None):
-        kind = kind_of(message.parent_id)
-        raise BadRowError("type", f"{names['parent_id']} is {kind}, not text or null")
+    for ours in ("message_id", "text", "role", "parent_id"):
+        value, or_null = getattr(message, ours), " or null" * (ours == "parent_id")
+        if not isinstance(value, str) and not (or_null and value is None):
+            raise BadRowError("type", f"{names[ours]} is {kind_of(value)}, not text{or_null}")
     if message.role not in ("prompter", "assistant", "user", "system"):
         raise BadRowError("unknown_role", f"role {message.role[:40]!r}")
     if isinstance(message.deleted, str):  # in CSV

@@ -57,12 +57,11 @@ _REPLACEMENT = "\ufffd"
 class FixedSource:
     """Rows of one source that now pass, and recipe settings to read them."""
 
-    name: str
-    """Name of the file and the new source: `<source>-fixed`."""
     lines: tuple[bytes, ...]
     """One line of JSON per row."""
     settings: Mapping[str, object]
-    """Settings of the source in a recipe, except `path`: `name`, `format`, `fields`, ..."""
+    """Settings of the source in a recipe, except `path`: `format`, `fields`, ..., and `name`, which
+    is that of the file, too: `<source>-fixed`."""
 
 
 BadRow = Mapping[str, Any]
@@ -147,7 +146,7 @@ def check_fixed(
         good = tuple(text for i, (_, text) in enumerate(rows) if i not in why)
         if good:
             settings = config.model_dump(exclude={"path"}, exclude_defaults=True)
-            passed.append(FixedSource(name=settings["name"], lines=good, settings=settings))
+            passed.append(FixedSource(lines=good, settings=settings))
     return passed, still_bad
 
 
@@ -498,11 +497,9 @@ def _write_retried(
         Lines of the rows that pass.
     """
     out.mkdir(parents=True, exist_ok=True)
-    sources = []
-    for source in passed:
-        path = out / f"{source.name}.jsonl"
+    files = {out / f"{source.settings['name']}.jsonl": source for source in passed}
+    for path, source in files.items():
         path.write_bytes(b"".join(line + b"\n" for line in source.lines))
-        sources.append({"path": str(path), "rows": len(source.lines), **source.settings})
     left = out / "_still-bad.jsonl"  # folder sources skip names like this
     left.unlink(missing_ok=True)
     if still_bad:
@@ -514,6 +511,10 @@ def _write_retried(
     _write_lines(out / _FIXED, replaced)
     num_passed = sum(len(source.lines) for source in passed)
     if as_json:
+        sources = [
+            {"path": str(path), "rows": len(source.lines), **source.settings}
+            for path, source in files.items()
+        ]
         echo(json.dumps({"passed": num_passed, "still_bad": still_bad, "sources": sources}))
         return fixed
     echo(f"{counted(num_passed, 'row')} passed, {len(still_bad):,} still bad")
@@ -521,10 +522,10 @@ def _write_retried(
         echo(for_terminal(f"  {line['source']} row {line['row']:,}: {line.get('detail', '')}"))
     if still_bad:
         echo(f"  all of them: {left}")
-    if passed:
+    if files:
         echo("\nadd to the recipe's sources:")
-        for source in passed:
-            entry = {"path": str((out / f"{source.name}.jsonl").absolute()), **source.settings}
+        for path, source in files.items():
+            entry = {"path": str(path.absolute()), **source.settings}
             echo(textwrap.indent(yaml.safe_dump([entry], sort_keys=False).rstrip(), "  "))
     return fixed
 

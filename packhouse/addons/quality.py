@@ -25,7 +25,6 @@ import pyarrow.compute as pc
 
 from packhouse.auditing.token_checks import worst_first
 from packhouse.errors import ConfigError
-from packhouse.pack.dedup import FACTOR
 from packhouse.recipe.audit_section import QUALITY_COUNTERS
 from packhouse.records.arrays import Bools, Bytes, Float64s, Int64s, string_bytes
 from packhouse.records.message_rules import ASSISTANT, USER, FlatMessages
@@ -337,7 +336,7 @@ _BATCH_BYTES = 2**16  # bytes compared at a time: fits into a core's cache
 
 _ROW_BITS = np.uint64(11)  # enough for the texts of a batch: at most 2**16 / 100, plus one
 
-_FACTOR = np.uint64(0xC2B2AE3D27D4EB4F)
+_FACTORS = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
 
 _BETWEEN = np.zeros(2, np.uint8)
 """Separates texts; differs from every byte at which a word or sign starts."""
@@ -385,10 +384,10 @@ def _shares(values: Bytes, sizes: Int64s) -> Float64s:
     words = np.ndarray((len(values) - 7,), np.uint64, values, 0, (1,))  # 8 bytes from each offset
     # Hash the 16 bytes as two 64-bit words. The top 11 bits of a key are the text's number, so
     # equal neighbours after sorting are repetitions within one text.
-    hashes = words[places] * FACTOR
+    hashes = words[places] * _FACTORS[0]
     hashes ^= hashes >> np.uint64(32)
     hashes += words[places + 8]
-    hashes *= _FACTOR
+    hashes *= _FACTORS[1]
     hashes ^= hashes >> np.uint64(29)
     keys = (row.astype(np.uint64) << (np.uint64(64) - _ROW_BITS)) | (hashes >> _ROW_BITS)
     keys.sort()

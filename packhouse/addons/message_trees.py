@@ -1,7 +1,7 @@
 """Row formats `oasst` and `oasst_flat`: message trees, as OpenAssistant publishes them."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -144,12 +144,7 @@ def build_trees(
         elif parent in messages:
             messages[parent].replies.append(message)
     # A message not reached from a root is an orphan, replies to one, or is part of a cycle.
-    reached: set[str] = set()
-    stack = list(roots)
-    while stack:
-        message = stack.pop()
-        reached.add(message.message_id)
-        stack += message.replies
+    reached = {message.message_id for root in roots for message in _all_of(root)}
     for name, message in messages.items():
         if name not in reached:
             is_there = message.parent_id in messages
@@ -158,19 +153,25 @@ def build_trees(
     return roots, failures
 
 
+def _all_of(root: TreeMessage) -> Iterator[TreeMessage]:
+    """Yield the messages of a tree."""
+    stack = [root]
+    while stack:
+        message = stack.pop()
+        yield message
+        stack += message.replies
+
+
 def _message(row: dict[str, Any], names: Mapping[str, str], index: int) -> TreeMessage:
     for ours in ("message_id", "parent_id", "text", "role"):
         if ours not in names:
             raise BadRowError("fields", f"no field {ours!r}")
     message = TreeMessage(**{ours: row[name] for ours, name in names.items()}, row=index)
     message.replies = []  # `build_trees` adds them
-    for ours in ("message_id", "text", "role"):
-        value = getattr(message, ours)
-        if not isinstance(value, str):
-            raise BadRowError("type", f"{names[ours]} is {kind_of(value)}, not text")
-    if not isinstance(message.parent_id, str | None):
-        kind = kind_of(message.parent_id)
-        raise BadRowError("type", f"{names['parent_id']} is {kind}, not text or null")
+    for ours in ("message_id", "text", "role", "parent_id"):
+        value, or_null = getattr(message, ours), " or null" * (ours == "parent_id")
+        if not isinstance(value, str) and not (or_null and value is None):
+            raise BadRowError("type", f"{names[ours]} is {kind_of(value)}, not text{or_null}")
     if message.role not in ("prompter", "assistant", "user", "system"):
         raise BadRowError("unknown_role", f"role {message.role[:40]!r}")
     if isinstance(message.deleted, str):  # in CSV
@@ -227,12 +228,10 @@ class MessageRows(RowFormat):
             except BadRowError as bad:
                 failures.append((root.row, bad.reason, bad.detail))
             detail = f"in the tree of message {root.message_id[:60]!r}"
-            stack = list(root.replies)
-            while stack:
-                message = stack.pop()
-                reason = "joined" if message.row in joined else "other_path"
-                dropped.append((message.row, reason, detail))
-                stack += message.replies
+            for message in _all_of(root):
+                if message is not root:
+                    reason = "joined" if message.row in joined else "other_path"
+                    dropped.append((message.row, reason, detail))
         return Adapted.of(found, failures, sorted(dropped))
 
 

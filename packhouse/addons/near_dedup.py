@@ -71,6 +71,12 @@ def near_fingerprints(validated: pa.Table, config: DedupConfig) -> tuple[pa.Arra
         sketch.clear()
         sketch.update_batch(shingles[start:end].tolist())
         minhashes[row] = sketch.hashvalues
+    return _columns(shingles, offsets, minhashes)
+
+
+def _columns(shingles: Uint32s, offsets: Int64s, minhashes: Uint32s) -> tuple[pa.Array, pa.Array]:
+    """Return lists of shingles, and of MinHashes [num_rows, num_permutations]."""
+    num_rows, width = minhashes.shape
     return (
         list_array(pa.array(shingles), offsets, pa.uint32()),
         list_array(pa.array(minhashes.ravel()), np.arange(num_rows + 1) * width, pa.uint32()),
@@ -115,10 +121,15 @@ def _shingles(validated: pa.Table, config: DedupConfig) -> tuple[Uint32s, Int64s
     labelled = np.flatnonzero(labels.is_valid().to_numpy(zero_copy_only=False))
     hashes = hash_words(pc.drop_null(labels).cast(pa.string()))
     parts.append(_keys(labelled, hashes, np.ones(len(labelled), np.bool_)))
+    return _by_row(np.concatenate(parts), validated.num_rows)
+
+
+def _by_row(keys: Uint64s, num_rows: int) -> tuple[Uint32s, Int64s]:
+    """Return the sorted distinct shingles of each row in one array, and the offsets of rows."""
     # Row 2 with shingle 16 has key 2 * 2**32 + 16, so sorting groups keys by row, and row r starts
     # at the first key of at least r * 2**32.
-    keys = np.unique(np.concatenate(parts))
-    bounds = np.searchsorted(keys, np.arange(validated.num_rows + 1, dtype=np.uint64) << 32)
+    keys = np.unique(keys)
+    bounds = np.searchsorted(keys, np.arange(num_rows + 1, dtype=np.uint64) << np.uint64(32))
     return (keys & np.uint64(0xFFFFFFFF)).astype(np.uint32), bounds.astype(np.int64)
 
 
@@ -163,21 +174,12 @@ def merge_fingerprints(fingerprints: pa.Table, units: Int64s) -> pa.Table:
     sizes = np.diff(offsets).astype(np.int64)
     # Rows with [3 2] shingles, both of unit 0: the unit of each shingle is [0 0 0 0 0].
     of_unit = np.repeat(units, sizes).astype(np.uint64)
-    keys = np.unique((of_unit << np.uint64(32)) | shingles.astype(np.uint64))
-    bounds = np.searchsorted(keys, np.arange(num_units + 1, dtype=np.uint64) << np.uint64(32))
-    union = (keys & np.uint64(0xFFFFFFFF)).astype(np.uint32)
-    hashes, bands = flat_list(fingerprints["minhash"])
-    width = int(bands[1] - bands[0])
+    union = _by_row((of_unit << np.uint64(32)) | shingles.astype(np.uint64), num_units)
+    hashes, _ = flat_list(fingerprints["minhash"])
     starts = np.flatnonzero(np.diff(units, prepend=-1))
     # The MinHash of a union is the element-wise minimum.
-    least = np.minimum.reduceat(hashes.reshape(-1, width), starts)
-    columns = {
-        "shingles": list_array(pa.array(union), bounds.astype(np.int64), pa.uint32()),
-        "minhash": list_array(
-            pa.array(least.ravel()), np.arange(num_units + 1) * width, pa.uint32()
-        ),
-    }
-    return pa.table(columns)
+    least = np.minimum.reduceat(hashes.reshape(len(units), -1), starts)
+    return pa.table([*_columns(*union, least)], names=["shingles", "minhash"])
 
 
 def bands_for(threshold: float, permutations: int) -> tuple[int, int]:

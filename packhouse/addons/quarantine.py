@@ -15,10 +15,9 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from itertools import islice
-from operator import attrgetter
 from pathlib import Path
 from textwrap import shorten
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 import orjson
@@ -59,76 +58,45 @@ _REPLACEMENT = "\ufffd"
 class FixedSource:
     """Rows of one source that now pass, and recipe settings to read them."""
 
-    name: str
-    """Name of the file and the new source: `<source>-fixed`."""
     lines: tuple[bytes, ...]
     """One line of JSON per row."""
     settings: Mapping[str, object]
-    """Settings of the source in a recipe, except `path`: `name`, `format`, `fields`, ..."""
+    """Settings of the source in a recipe, except `path`: `format`, `fields`, ..., and `name`, which
+    is that of the file, too: `<source>-fixed`."""
 
 
-class BadRow(NamedTuple):
-    """A quarantined row, schema `table_schemas.QUARANTINED`."""
-
-    source: str
-    row: int
-    byte_offset: int | None
-    step: str
-    reason: str
-    detail: str
-    raw: bytes
-    raw_size: int
-    raw_sha256: str
+BadRow = Mapping[str, Any]
+"""A quarantined row, schema `table_schemas.QUARANTINED`."""
 
 
-def rows_of(table: pa.Table) -> list[BadRow]:
-    """Return the rows of a table with schema `table_schemas.QUARANTINED`."""
-    columns = (column.to_pylist() for column in table.select(BadRow._fields).columns)
-    return list(map(BadRow._make, zip(*columns, strict=True)))
+def _source_of(line: Mapping[str, Any], sources: Collection[str], number: int) -> str:
+    """Return the name of a line's source, after checking that the line is from `editable`."""
+    kinds = {"source": str, "row": int, "step": str, "raw": object}
+    missing = {n for n, kind in kinds.items() if n not in line or not isinstance(line[n], kind)}
+    if missing:
+        raise ConfigError(
+            f"line {number + 1} of the edited rows: {', '.join(sorted(missing))} missing or of "
+            "the wrong type. Restore it from the file that --edit wrote."
+        )
+    name: str = line["source"].split("/")[0]
+    if name not in sources:
+        known = ", ".join(sorted(sources))
+        raise ConfigError(
+            f"line {number + 1} of the edited rows has source '{name}', which is not in the "
+            f"recipe (known: {known}). Restore the name that --edit wrote."
+        )
+    return name
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EditedLine:
-    """A line from `editable`, fixed or not."""
-
-    source: str
-    """Name of the source in the recipe."""
-    file: str
-    """Source and file: `chats/chats.jsonl`."""
-    raw: object
-    is_cut: bool
-    given: Mapping[str, object]
-    """The whole line."""
-
-    @classmethod
-    def of(cls, line: Mapping[str, Any], sources: Collection[str], number: int) -> "EditedLine":
-        """Check that a line is from `editable`, and find its source."""
-        kinds = {"source": str, "row": int, "step": str, "raw": object}
-        missing = {n for n, kind in kinds.items() if n not in line or not isinstance(line[n], kind)}
-        if missing:
-            raise ConfigError(
-                f"line {number + 1} of the edited rows: {', '.join(sorted(missing))} missing or of "
-                "the wrong type. Restore it from the file that --edit wrote."
-            )
-        file, raw, is_cut = map(line.get, ("source", "raw", "is_cut"))
-        name = str(file).split("/")[0]
-        if name not in sources:
-            known = ", ".join(sorted(sources))
-            raise ConfigError(
-                f"line {number + 1} of the edited rows has source '{name}', which is not in the "
-                f"recipe (known: {known}). Restore the name that --edit wrote."
-            )
-        return cls(source=name, file=str(file), raw=raw, is_cut=bool(is_cut), given=line)
-
-    def problem(self) -> str:
-        """Return the reason why the row cannot be checked yet, or an empty string."""
-        if self.is_cut:
-            return "only the first 64 KiB were kept. Insert the whole row and remove is_cut."
-        text = self.raw if isinstance(self.raw, str) else orjson.dumps(self.raw).decode()
-        # `editable` wrote it for bytes that are not UTF-8. No later check finds it: it is valid.
-        if _REPLACEMENT in text:
-            return "it still contains U+FFFD in place of invalid UTF-8. Insert the intended text."
-        return ""
+def _problem(line: Mapping[str, Any]) -> str:
+    """Return the reason why an edited row cannot be checked yet, or an empty string."""
+    if line.get("is_cut"):
+        return "only the first 64 KiB were kept. Insert the whole row and remove is_cut."
+    text = line["raw"] if isinstance(line["raw"], str) else orjson.dumps(line["raw"]).decode()
+    # `editable` wrote it for bytes that are not UTF-8. No later check finds it: it is valid.
+    if _REPLACEMENT in text:
+        return "it still contains U+FFFD in place of invalid UTF-8. Insert the intended text."
+    return ""
 
 
 def check_fixed(
@@ -149,22 +117,22 @@ def check_fixed(
     origins = {source_name(source): source for source in recipe.sources}
     groups: dict[tuple[str, str], list[tuple[Mapping[str, object], bytes]]] = defaultdict(list)
     still_bad = []
-    for number, given in enumerate(lines):
-        line = EditedLine.of(given, origins, number)
-        if problem := line.problem():
-            still_bad.append({**given, "detail": problem})
+    for number, line in enumerate(lines):
+        name = _source_of(line, origins, number)
+        if problem := _problem(line):
+            still_bad.append({**line, "detail": problem})
             continue
-        source, raw = origins[line.source], line.raw
+        source, raw = origins[name], line["raw"]
         row_format = source.format
         if row_format == "auto":  # use the format that a scan finds
             formats = {shard.row_format for shard in _shards_of(source.model_dump_json())}
             formats -= {"auto"}
             row_format = formats.pop() if len(formats) == 1 else "auto"
         if isinstance(raw, str):
-            raw = _from_delimited(raw, line.file, source)
+            raw = _from_delimited(raw, str(line["source"]), source)
         text = raw.encode() if isinstance(raw, str) else orjson.dumps(raw)
         # A JSON array element may span lines.
-        groups[line.source, row_format].append((given, b" ".join(text.split(b"\n"))))
+        groups[name, row_format].append((line, b" ".join(text.split(b"\n"))))
     passed = []
     for (name, row_format), rows in sorted(groups.items(), key=lambda group: group[0]):
         # Fixed rows are JSON Lines, whatever the file format of the source was.
@@ -179,7 +147,7 @@ def check_fixed(
         good = tuple(text for i, (_, text) in enumerate(rows) if i not in why)
         if good:
             settings = config.model_dump(exclude={"path"}, exclude_defaults=True)
-            passed.append(FixedSource(name=settings["name"], lines=good, settings=settings))
+            passed.append(FixedSource(lines=good, settings=settings))
     return passed, still_bad
 
 
@@ -422,8 +390,8 @@ def _rows_to_mend(target: str, cache: Path, reason: str | None) -> list[BadRow]:
     """Return each bad row once, even if several of its windows or paths are bad."""
     # Otherwise, the fixed row would be in the new source once for each of its bad records.
     first: dict[tuple[object, ...], BadRow] = {}
-    for row in rows_of(_chosen(read_quarantine(target, cache), reason)):
-        first.setdefault(attrgetter(*_PLACE)(row), row)
+    for row in _chosen(read_quarantine(target, cache), reason).to_pylist():
+        first.setdefault(tuple(row[name] for name in _PLACE), row)
     return [*first.values()]
 
 
@@ -530,11 +498,9 @@ def _write_retried(
         Lines of the rows that pass.
     """
     out.mkdir(parents=True, exist_ok=True)
-    sources = []
-    for source in passed:
-        path = out / f"{source.name}.jsonl"
+    files = {out / f"{source.settings['name']}.jsonl": source for source in passed}
+    for path, source in files.items():
         path.write_bytes(b"".join(line + b"\n" for line in source.lines))
-        sources.append({"path": str(path), "rows": len(source.lines), **source.settings})
     left = out / "_still-bad.jsonl"  # folder sources skip names like this
     left.unlink(missing_ok=True)
     if still_bad:
@@ -546,6 +512,10 @@ def _write_retried(
     _write_lines(out / _FIXED, replaced)
     num_passed = sum(len(source.lines) for source in passed)
     if as_json:
+        sources = [
+            {"path": str(path), "rows": len(source.lines), **source.settings}
+            for path, source in files.items()
+        ]
         echo(json.dumps({"passed": num_passed, "still_bad": still_bad, "sources": sources}))
         return fixed
     echo(f"{counted(num_passed, 'row')} passed, {len(still_bad):,} still bad")
@@ -553,10 +523,10 @@ def _write_retried(
         echo(for_terminal(f"  {line['source']} row {line['row']:,}: {line.get('detail', '')}"))
     if still_bad:
         echo(f"  all of them: {left}")
-    if passed:
+    if files:
         echo("\nadd to the recipe's sources:")
-        for source in passed:
-            entry = {"path": str((out / f"{source.name}.jsonl").absolute()), **source.settings}
+        for path, source in files.items():
+            entry = {"path": str(path.absolute()), **source.settings}
             echo(textwrap.indent(yaml.safe_dump([entry], sort_keys=False).rstrip(), "  "))
     return fixed
 
@@ -653,18 +623,19 @@ def editable(row: BadRow) -> dict[str, object]:
 
     Example:
         >>> raw = b'{"instruction": "Hi"}'
-        >>> row = BadRow("a/a.jsonl", 7, 90, "validate", "fields", "no 'output'", raw, 21, "")
+        >>> row = {"source": "a/a.jsonl", "row": 7, "step": "validate", "reason": "fields",
+        ...     "detail": "no 'output'", "raw": raw, "raw_size": 21, "raw_sha256": ""}
         >>> editable(row)["raw"]
         {'instruction': 'Hi'}
-        >>> editable(row._replace(raw=b'{"instruction": "Hi",}', raw_size=22))["raw"]
+        >>> editable(row | {"raw": b'{"instruction": "Hi",}', "raw_size": 22})["raw"]
         '{"instruction": "Hi",}'
     """
-    names = ("source", "row", "step", "reason", "detail", "raw_sha256")
-    line: dict[str, object] = dict(zip(names, attrgetter(*names)(row), strict=True))
-    text = row.raw.decode("utf-8", "replace")
-    if row.raw_size > len(row.raw):
+    line = {n: row[n] for n in ("source", "row", "step", "reason", "detail", "raw_sha256")}
+    raw, size = row["raw"], row["raw_size"]
+    text = raw.decode("utf-8", "replace")
+    if size > len(raw):
         return line | {"raw": text, "is_cut": True}
-    records = LinesFile("").parse(row.raw.replace(b"\n", b" "), max(row.raw_size, 1))
+    records = LinesFile("").parse(raw.replace(b"\n", b" "), max(size, 1))
     # Parsing would lose data for objects with duplicate keys and numbers outside float range.
     is_whole = not records.failures and len(records.rows) == 1
     return line | {"raw": records.rows[0] if is_whole else text}
@@ -685,7 +656,8 @@ def likely_causes(rows: Iterable[BadRow], recipe: Recipe) -> list[str]:
         >>> source = {"path": "a.jsonl", "format": "alpaca"}
         >>> recipe = Recipe.model_validate({"dataset": "d", "tokenizer": "t", "sources": [source]})
         >>> raw = b'{"question": "1+1?", "answer": "2"}'
-        >>> row = BadRow("a/a.jsonl", 0, 0, "validate", "fields", "no 'output'", raw, len(raw), "")
+        >>> row = {"source": "a/a.jsonl", "row": 0, "step": "validate", "reason": "fields",
+        ...     "detail": "no 'output'", "raw": raw, "raw_size": len(raw), "raw_sha256": ""}
         >>> likely_causes([row], recipe)
         ["Rows of 'a' look like `question_answer`, but the recipe reads them as `alpaca`. Try ..."]
     """
@@ -693,9 +665,9 @@ def likely_causes(rows: Iterable[BadRow], recipe: Recipe) -> list[str]:
     reasons: dict[str, Counter[str]] = defaultdict(Counter)
     sources = {source_name(source): source for source in recipe.sources}
     for row in rows:
-        name = row.source.partition("/")[0]
-        if name in sources and row.reason != "media":  # media rows have the right shape
-            reasons[name][row.reason] += 1
+        name = row["source"].partition("/")[0]
+        if name in sources and row["reason"] != "media":  # media rows have the right shape
+            reasons[name][row["reason"]] += 1
             shapes[name][_other_format(editable(row)["raw"], sources[name])] += 1
     causes = []
     for name, counts in sorted(shapes.items()):
@@ -754,7 +726,7 @@ def explain_bad_rows(
     line = count_reasons(bad)[0]
     sample = line.samples[0]
     place = place_of(sample, lines_of_rows([sample], recipe.sources))
-    causes = "".join(f" {cause}" for cause in likely_causes(rows_of(bad), recipe))
+    causes = "".join(f" {cause}" for cause in likely_causes(bad.to_pylist(), recipe))
     has_remedy = line.reason in WITH_REMEDY
     # Details of some reasons include the remedy, which must not be cut off.
     most = 4 * _MOST_DETAIL if has_remedy else _MOST_DETAIL

@@ -74,20 +74,18 @@ def read_workbook(file: IO[bytes], uri: str) -> pa.Table:
     calamine = import_extra("python_calamine", "xlsx", "reading XLSX")
     try:
         book = calamine.CalamineWorkbook.from_filelike(file)
-        faults = find_faults(file, MAX_CELLS)
+        faults = find_faults(file)
         names = book.sheet_names
         tables = [_read_sheet(book, name, faults.get(name, {}), uri) for name in names]
     except (calamine.CalamineError, ValueError) as error:
-        raise SourceError(
-            f"source file '{uri}' is not a valid workbook: {error}", uri=uri
-        ) from None
+        raise _bad_file(uri, f" is not a valid workbook: {error}") from None
     named = [(name, table) for name, table in tables if table.num_columns]
     for name, table in named[1:]:
         if table.schema != named[0][1].schema:
-            raise SourceError(
-                f"source file '{uri}': sheets '{named[0][0]}' and '{name}' have different "
-                "columns. Save the sheet with the rows as CSV or in a separate workbook.",
-                uri=uri,
+            raise _bad_file(
+                uri,
+                f": sheets '{named[0][0]}' and '{name}' have different columns. Save the sheet "
+                "with the rows as CSV or in a separate workbook.",
             )
     if not named:
         return pa.table([fault_column({}, 0)], schema=pa.schema([fault_field]))
@@ -99,10 +97,10 @@ def _read_sheet(book: Any, name: str, faults: Faults, uri: str) -> tuple[str, pa
     sheet = book.get_sheet_by_name(name)
     last_row, last_column = sheet.end or (0, 0)
     if (last_row + 1) * (last_column + 1) > MAX_CELLS:
-        raise SourceError(
-            f"source file '{uri}', sheet '{name}': {last_row + 1:,} rows of "
-            f"{last_column + 1:,} columns, more than {MAX_CELLS:,} cells. Save it as CSV.",
-            uri=uri,
+        raise _bad_file(
+            uri,
+            f", sheet '{name}': {last_row + 1:,} rows of {last_column + 1:,} columns, more than "
+            f"{MAX_CELLS:,} cells. Save it as CSV.",
         )
     rows = _rows(sheet, faults)
     places = [place for place, row in enumerate(rows) if any(row)]
@@ -117,10 +115,8 @@ def _read_sheet(book: Any, name: str, faults: Faults, uri: str) -> tuple[str, pa
     if bad or "" in names or max(names.values()) > 1:
         wrong = "two columns with the same name" if "" not in names else "a column without a name"
         wrong = f"cell {_cell(*bad[0])}, which holds {header[bad[0][1]]}," if bad else wrong
-        raise SourceError(
-            f"source file '{uri}', sheet '{name}': {wrong} in its first row. Give each column "
-            "its own name.",
-            uri=uri,
+        raise _bad_file(
+            uri, f", sheet '{name}': {wrong} in its first row. Give each column its own name."
         )
     texts = {}
     for n in columns:
@@ -187,12 +183,11 @@ _MAX_TEXT = 40
 _PIECE = 2**20
 
 
-def find_faults(file: IO[bytes], max_cells: int) -> dict[str, Faults]:
+def find_faults(file: IO[bytes]) -> dict[str, Faults]:
     """Return the bad cells of each sheet that has any.
 
     Args:
         file: a workbook that calamine has read.
-        max_cells: limit per sheet, counted from its first cell to the last bad one.
 
     Raises:
         ValueError: the XML is invalid, the file is neither XLSX nor ODS, or a sheet is too large.
@@ -202,9 +197,9 @@ def find_faults(file: IO[bytes], max_cells: int) -> dict[str, Faults]:
         with zipfile.ZipFile(file) as book:
             parts = {name.lower(): name for name in book.namelist()}
             if "content.xml" in parts:
-                found = _of_ods(book, parts["content.xml"], max_cells)
+                found = _of_ods(book, parts["content.xml"])
             elif "xl/workbook.xml" in parts:
-                found = _of_xlsx(book, parts, max_cells)
+                found = _of_xlsx(book, parts)
             else:
                 raise ValueError("it has neither xl/workbook.xml nor content.xml")
     except (ElementTree.ParseError, zipfile.BadZipFile, OSError) as error:
@@ -212,7 +207,7 @@ def find_faults(file: IO[bytes], max_cells: int) -> dict[str, Faults]:
     return {name: faults for name, faults in found.items() if faults}
 
 
-def _of_xlsx(book: zipfile.ZipFile, parts: dict[str, str], max_cells: int) -> dict[str, Faults]:
+def _of_xlsx(book: zipfile.ZipFile, parts: dict[str, str]) -> dict[str, Faults]:
     """Return the bad cells of each sheet in an XLSX file."""
     links: dict[str, str] = {}
     if relations := parts.get("xl/_rels/workbook.xml.rels"):
@@ -225,11 +220,11 @@ def _of_xlsx(book: zipfile.ZipFile, parts: dict[str, str], max_cells: int) -> di
         part = parts.get(path if path.startswith("xl/") else f"xl/{path}")
         # Searching bytes is fast; only sheets that may have bad cells are parsed.
         if part is not None and _is_marked(book, part):
-            found[element.get("name", "")] = _of_sheet(book, part, max_cells)
+            found[element.get("name", "")] = _of_sheet(book, part)
     return found
 
 
-def _of_sheet(book: zipfile.ZipFile, part: str, max_cells: int) -> Faults:
+def _of_sheet(book: zipfile.ZipFile, part: str) -> Faults:
     """Return the bad cells of a sheet in an XLSX file."""
     faults: Faults = {}
     row = -1
@@ -246,13 +241,13 @@ def _of_sheet(book: zipfile.ZipFile, part: str, max_cells: int) -> Faults:
                 if kind == "e" or is_missing:
                     number, before = _place_of(reference) if reference else (row, -1)
                     place = number, before + num_after
-                    _check_place(*place, max_cells)
+                    _check_place(*place)
                     faults[place] = "" if is_missing else value[:_MAX_TEXT] or "#ERROR"
         row = _place_of(reference)[0] if reference else row
     return faults
 
 
-def _of_ods(book: zipfile.ZipFile, part: str, max_cells: int) -> dict[str, Faults]:
+def _of_ods(book: zipfile.ZipFile, part: str) -> dict[str, Faults]:
     """Return the bad cells of each sheet in an ODS file; rows and cells can be repeated."""
     found: dict[str, Faults] = {}
     faults: Faults = {}
@@ -277,7 +272,7 @@ def _of_ods(book: zipfile.ZipFile, part: str, max_cells: int) -> dict[str, Fault
             elif is_formula and not kinds and not text:
                 fault = ""
             if fault is not None:
-                _check_place(next_row - 1, last - 1, max_cells)
+                _check_place(next_row - 1, last - 1)
                 of_row |= dict.fromkeys(range(column, last), fault)
             column = last
         for number in range(row, next_row) if of_row else ():
@@ -307,10 +302,10 @@ def _attribute(element: ElementTree.Element, name: str) -> str:
     return next((value for key, value in element.items() if key.endswith(f"}}{name}")), "")
 
 
-def _check_place(row: int, column: int, max_cells: int) -> None:
-    if row < 0 or column < 0 or (row + 1) * (column + 1) > max_cells:
+def _check_place(row: int, column: int) -> None:
+    if row < 0 or column < 0 or (row + 1) * (column + 1) > MAX_CELLS:
         raise ValueError(
-            f"row {row + 1:,}, column {column + 1:,} exceeds the limit of {max_cells:,} cells"
+            f"row {row + 1:,}, column {column + 1:,} exceeds the limit of {MAX_CELLS:,} cells"
         )
 
 
@@ -390,11 +385,10 @@ def _spool(batches: Iterator[pa.RecordBatch], uri: str, size: int) -> IO[bytes]:
             writer.write_batch(batch)
             num_rows, num_bytes = num_rows + batch.num_rows, num_bytes + batch.nbytes
             if num_rows > size or num_bytes > max(_FREE_BYTES, _MAX_RATIO * size):
-                raise SourceError(
-                    f"source file '{uri}': its table has over {num_rows:,} rows of "
-                    f"{num_bytes:,} bytes, too many for a file of {size:,} bytes, so it is "
-                    "damaged. Restore the file.",
-                    uri=uri,
+                raise _bad_file(
+                    uri,
+                    f": its table has over {num_rows:,} rows of {num_bytes:,} bytes, too many for "
+                    f"a file of {size:,} bytes, so it is damaged. Restore the file.",
                 )
     spool.seek(0)
     return spool
@@ -418,7 +412,7 @@ def _read_sqlite(path: Path, uri: str, table: str | None) -> Iterator[pa.RecordB
         name = _chosen(own, others, table, uri)
         yield from _sqlite_batches(database, name, uri)
     except (sqlite3.Error, UnicodeDecodeError) as error:
-        raise _damaged(uri, "SQLite", error) from None
+        raise _bad_file(uri, f" cannot be read as SQLite: {first_line(error)}") from None
     finally:
         database.close()
 
@@ -430,7 +424,7 @@ def _sqlite_batches(database: sqlite3.Connection, table: str, uri: str) -> Itera
     info = database.execute(f"PRAGMA table_xinfo({quoted})").fetchall()
     names = [column[1] for column in info]
     if computed := [column[1] for column in info if column[6]]:
-        raise _computed(uri, f"column '{computed[0]}' of table '{table}'")
+        raise _bad_file(uri, f": column '{computed[0]}' of table '{table}' {_COMPUTED}")
     keys = [column[1] for column in sorted(info, key=lambda column: int(column[5])) if column[5]]
     lower = {name.lower() for name in names}
     by_key = ", ".join(map(_quoted, keys))
@@ -521,14 +515,14 @@ def _read_duckdb(path: Path, uri: str, table: str | None) -> Iterator[pa.RecordB
             others = {name for (name,) in database.execute(views).fetchall()}
             name = _chosen(list(tables), others, table, uri)
             if "GENERATED ALWAYS AS" in tables[name]:  # such as random()
-                raise _computed(uri, f"a column of table '{name}'")
+                raise _bad_file(uri, f": a column of table '{name}' {_COMPUTED}")
             rows = database.sql(f"SELECT * FROM main.{_quoted(name)}")
             reader = rows.to_arrow_reader(_BATCH_ROWS)
             yield pa.RecordBatch.from_pylist([], reader.schema.append(fault_field))
             for batch in reader:
                 yield batch.append_column(fault_field, fault_column({}, batch.num_rows))
     except duckdb.Error as error:
-        raise _damaged(uri, "DuckDB", error) from None
+        raise _bad_file(uri, f" cannot be read as DuckDB: {first_line(error)}") from None
 
 
 def _chosen(tables: Sequence[str], others: set[str], table: str | None, uri: str) -> str:
@@ -547,21 +541,18 @@ def _chosen(tables: Sequence[str], others: set[str], table: str | None, uri: str
         why = "it has several tables. Name one with `table`" if tables else "it has no table"
     else:
         why = f"it has no table '{table}'{near_name(table, tables)}"
-    raise SourceError(f"source file '{uri}': {why}; tables: {shown}", uri=uri)
+    raise _bad_file(uri, f": {why}; tables: {shown}")
 
 
-def _computed(uri: str, column: str) -> SourceError:
-    problem = f"{column} is computed, so reading it would run its SQL. Make it a plain column"
-    return SourceError(f"source file '{uri}': {problem}", uri=uri)
+_COMPUTED = "is computed, so reading it would run its SQL. Make it a plain column"
 
 
 def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def _damaged(uri: str, what: str, error: Exception) -> SourceError:
-    problem = first_line(error)
-    return SourceError(f"source file '{uri}' cannot be read as {what}: {problem}", uri=uri)
+def _bad_file(uri: str, problem: str) -> SourceError:
+    return SourceError(f"source file '{uri}'{problem}", uri=uri)
 
 
 def refuse_unsaved(uri: str, path: str) -> None:
@@ -573,9 +564,9 @@ def refuse_unsaved(uri: str, path: str) -> None:
     for ending in ("-wal", "-journal", ".wal"):
         log = Path(path + ending)
         if log.is_file() and log.stat().st_size:
-            raise SourceError(
-                f"source file '{uri}': '{log}' contains changes that are not in the database "
-                "file yet. Stop the program that writes them, or run `PRAGMA "
-                "wal_checkpoint(TRUNCATE)` (SQLite) or CHECKPOINT (DuckDB).",
-                uri=uri,
+            raise _bad_file(
+                uri,
+                f": '{log}' contains changes that are not in the database file yet. Stop the "
+                "program that writes them, or run `PRAGMA wal_checkpoint(TRUNCATE)` (SQLite) or "
+                "CHECKPOINT (DuckDB).",
             )

@@ -26,6 +26,7 @@ from packhouse.read.json_parsing import Ints
 from packhouse.read.row_formats import Names, Row, RowFormat, aliases, check_present
 from packhouse.recipe import SourceConfig
 from packhouse.records.arrays import (
+    Float32s,
     Int32s,
     Int64s,
     list_array,
@@ -43,8 +44,6 @@ _TRAINED = ("labels", *_MASKS)
 _MOST = 2**31 - 1
 # Fewer untrained tokens than this at the start are BOS or a header, equal in many records.
 _LEAST_PROMPT = 8
-
-Weights = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +130,7 @@ def _numbers(row: Mapping[str, Any], name: str, kinds: Collection[type]) -> npt.
         raise BadRowError("token_ids", f"{name} has a number over 64 bits") from None
 
 
-def _weights(ids: Ints, per_token: Mapping[str, npt.NDArray[Any]]) -> Weights:
+def _weights(ids: Ints, per_token: Mapping[str, npt.NDArray[Any]]) -> Float32s:
     """Return each token's weight, 0 if it is not trained; several masks are multiplied."""
     if per_token.keys().isdisjoint(_TRAINED):
         raise BadRowError(
@@ -224,7 +223,7 @@ def _starts(
     return starts
 
 
-def _turns(ids: Ints, weights: Weights) -> list[Turn]:
+def _turns(ids: Ints, weights: Float32s) -> list[Turn]:
     """Return one turn for each run of tokens with the same weight."""
     edges = [0, *(np.flatnonzero(np.diff(weights)) + 1).tolist(), len(ids)]  # 0 0 1 1 -> [0, 2, 4]
     # A record without a user turn forms its group as a whole: see `record_ids.group_keys`.
@@ -287,19 +286,14 @@ def read_given(validated: pa.Table, snapshot: TokenizerSnapshot) -> GivenTokens:
         rest = read_given(validated.filter(pa.array(is_good)), snapshot)
         quarantined = refused_rows(validated, faults, "validate")
         return GivenTokens(rest.conversations, rest.tokenized, quarantined)
-    is_trained = flat.roles == ASSISTANT
-    counts = flat.sums(is_trained)
-    records = flat.rows[is_trained]
-    starts, ends = (edge[is_trained] - of_record[records] for edge in (bounds[:-1], bounds[1:]))
-    weights = flat.weight.filter(pa.array(is_trained))
+    ranges, weights = _trained_runs(flat, bounds)
+    num_trained = flat.sums(np.where(flat.roles == ASSISTANT, np.diff(bounds), 0))
     columns = {
         "input_ids": list_array(pa.array(ids), of_record, pa.int32()),
-        "trained_ranges": ranges_array(starts.astype(np.int32), ends.astype(np.int32), counts),
-        "range_weights": weights_column(np.asarray(pc.fill_null(weights, 1), np.float32), counts),
+        "trained_ranges": ranges,
+        "range_weights": weights,
         "num_tokens": pa.array(np.diff(of_record).astype(np.int32)),
-        "num_trained": pa.array(
-            np.bincount(records, ends - starts, validated.num_rows).astype(np.int32)
-        ),
+        "num_trained": pa.array(num_trained.astype(np.int32)),
     }
     arrays = [columns[n] if n in columns else validated[n] for n in TOKENIZED.names]
     lists = pa.LargeListArray.from_arrays(pa.array(bounds), pa.array(ids))
@@ -309,6 +303,21 @@ def read_given(validated: pa.Table, snapshot: TokenizerSnapshot) -> GivenTokens:
         pa.Table.from_arrays(arrays, schema=TOKENIZED),
         QUARANTINED.empty_table(),
     )
+
+
+def _trained_runs(flat: FlatMessages, edges: Int64s) -> tuple[pa.Array, pa.Array]:
+    """Return the trained messages of each record, as ranges that start at 0, and their weights.
+
+    Args:
+        flat: messages.
+        edges: start of each message, in ids or bytes of all records, and the end of the last one.
+    """
+    is_trained = flat.roles == ASSISTANT
+    counts = flat.sums(is_trained)
+    first = edges[flat.offsets][flat.rows[is_trained]]
+    starts, ends = ((edge[is_trained] - first).astype(np.int32) for edge in (edges[:-1], edges[1:]))
+    weights = np.asarray(pc.fill_null(flat.weight, 1), np.float32)[is_trained]
+    return ranges_array(starts, ends, counts), weights_column(weights, counts)
 
 
 def text_of_given(conversations: pa.Table) -> pa.Table:
@@ -323,20 +332,12 @@ def text_of_given(conversations: pa.Table) -> pa.Table:
     flat = FlatMessages.of_table(conversations)
     contents = flat.content
     edges = np.append(0, np.cumsum(np.asarray(pc.binary_length(contents)), dtype=np.int64))
-    is_trained = flat.roles == ASSISTANT
-    counts = flat.sums(is_trained)
-    first = np.repeat(edges[flat.offsets[:-1]], flat.counts)[is_trained]
-    spans = ranges_array(
-        (edges[:-1][is_trained] - first).astype(np.int32),
-        (edges[1:][is_trained] - first).astype(np.int32),
-        counts,
-    )
-    weights = np.asarray(pc.fill_null(flat.weight, 1), np.float32)[is_trained]
+    spans, weights = _trained_runs(flat, edges)
     columns = {
         "text": flat.join(contents, ""),
         "content_spans": spans,
         "trained_spans": spans,
-        "span_weights": weights_column(weights, counts),
+        "span_weights": weights,
     }
     arrays = [columns[n] if n in columns else conversations[n] for n in FORMATTED.names]
     return pa.Table.from_arrays(arrays, schema=FORMATTED)

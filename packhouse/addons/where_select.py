@@ -24,7 +24,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cache, partial
+from functools import cache, partial, reduce
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -79,13 +79,9 @@ def kind_of_values(values: list[object], known: Kind = "null") -> Kind:
     """
     # Types decide, except for integers: one over 64 bits makes its field `float`.
     kinds = set(map(type, values)) - {type(None)}
-    if kinds <= _SCALARS.keys() - {int}:
-        for kind in kinds:
-            known = joined_kinds(known, _SCALARS[kind])
-        return known
-    for value in values:
-        known = joined_kinds(known, _kind_of(value))
-    return known
+    is_plain = kinds <= _SCALARS.keys() - {int}
+    found = map(_SCALARS.__getitem__, kinds) if is_plain else map(_kind_of, values)
+    return reduce(joined_kinds, found, known)
 
 
 def _kind_of(value: object) -> Kind:

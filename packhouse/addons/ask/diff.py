@@ -128,42 +128,37 @@ is in no pack, and columns of rows for a record that has no row."""
 _EDITED = """
 CREATE TABLE edited AS
 WITH unknown AS (
-  SELECT *, row_number() OVER (PARTITION BY "place new" ORDER BY "number new", record_id) AS nth
-  FROM pairs WHERE copies IS NULL AND "copies new" IS NOT NULL AND place IS NULL
+  SELECT new, row_number() OVER (PARTITION BY new.place ORDER BY new.number, new.record_id) AS nth
+  FROM pairs WHERE old.copies IS NULL AND new.copies IS NOT NULL AND old.place IS NULL
 ), gone AS (
-  SELECT *, row_number() OVER (PARTITION BY place ORDER BY number, record_id) AS nth
-  FROM pairs WHERE copies IS NOT NULL AND "copies new" IS NULL AND "place new" IS NULL
+  SELECT old, row_number() OVER (PARTITION BY old.place ORDER BY old.number, old.record_id) AS nth
+  FROM pairs WHERE old.copies IS NOT NULL AND new.copies IS NULL AND new.place IS NULL
 )
-SELECT gone.record_id AS old_id, unknown.record_id AS new_id, unknown."number new" AS number
-FROM unknown JOIN gone ON gone.place = unknown."place new" AND gone.nth = unknown.nth
+SELECT old, new FROM unknown JOIN gone ON old.place = new.place AND gone.nth = unknown.nth
 """
 """Pairs of records of the same row that only one version has, matched in order: for windows
 a b c and a x c of a row, b is paired with x. Rows of duplicates are not paired, because both
 versions have their content."""
 
-_EXAMPLES_OF_EDITED = f"""
-SELECT old, new
-FROM edited JOIN pairs old ON old.record_id = old_id JOIN pairs new ON new.record_id = new_id
-ORDER BY edited.number, new_id LIMIT {_MAX_EXAMPLES}
+_IS_ALONE = """
+record_id NOT IN (SELECT unnest([old.record_id, new.record_id]) FROM edited)
 """
-
-_IS_ALONE = "record_id NOT IN (SELECT unnest([old_id, new_id]) FROM edited)"
 _KINDS = {
-    "added": f'copies IS NULL AND "copies new" IS NOT NULL AND {_IS_ALONE}',
-    "removed": f'copies IS NOT NULL AND "copies new" IS NULL AND {_IS_ALONE}',
-    "changed_tokens": 'ids_digest <> "ids_digest new"',
-    "changed_masks": 'mask_digest <> "mask_digest new" AND ids_digest = "ids_digest new"',
-    "changed_weights": 'weights_digest <> "weights_digest new" AND ids_digest = "ids_digest new" '
-    'AND mask_digest = "mask_digest new"',
-    "copies": 'copies <> "copies new"',
-    "moved": 'split <> "split new"',
-    "same": 'ids_digest = "ids_digest new" AND mask_digest = "mask_digest new" '
-    'AND weights_digest = "weights_digest new" AND copies = "copies new" AND split = "split new"',
+    "added": f"old.copies IS NULL AND new.copies IS NOT NULL AND {_IS_ALONE}",
+    "removed": f"old.copies IS NOT NULL AND new.copies IS NULL AND {_IS_ALONE}",
+    "changed_tokens": "old.ids_digest <> new.ids_digest",
+    "changed_masks": "old.mask_digest <> new.mask_digest AND old.ids_digest = new.ids_digest",
+    "changed_weights": "old.weights_digest <> new.weights_digest "
+    "AND old.ids_digest = new.ids_digest AND old.mask_digest = new.mask_digest",
+    "copies": "old.copies <> new.copies",
+    "moved": "old.split <> new.split",
+    "same": "old.ids_digest = new.ids_digest AND old.mask_digest = new.mask_digest AND "
+    "old.weights_digest = new.weights_digest AND old.copies = new.copies AND old.split = new.split",
 }
 
 
 class _Record(NamedTuple):
-    """Columns of one version in a joined row; null if the version lacks the record."""
+    """A record of one version; all null if the version lacks it."""
 
     record_id: str
     place: str | None
@@ -179,10 +174,8 @@ class _Record(NamedTuple):
     weights_digest: str | None
 
     @classmethod
-    def of(cls, row: Mapping[str, Any], suffix: str = "") -> "_Record":
-        """Take the columns with a suffix; both versions share the id."""
-        record_id, *others = cls._fields
-        return cls(row[record_id], *(row[name + suffix] for name in others))
+    def of(cls, row: Mapping[str, Any]) -> "_Record":
+        return cls(*(row[name] for name in cls._fields))
 
 
 def _diff_records(old: OpenVersion, new: OpenVersion) -> RecordDiff | None:
@@ -194,7 +187,7 @@ def _diff_records(old: OpenVersion, new: OpenVersion) -> RecordDiff | None:
         # Both versions are joined in one database, so it needs memory for both.
         memory = MEMORY + (size + more) * MEMORY_PER_BYTE
         try:
-            numbers, rows, edited = run_in_worker(
+            numbers, pairs = run_in_worker(
                 partial(_compare, before, after, memory),
                 what=f"the files of {old.dataset} and {new.dataset}",
                 blames=IntegrityError,
@@ -203,39 +196,34 @@ def _diff_records(old: OpenVersion, new: OpenVersion) -> RecordDiff | None:
             )
         except ContractError:
             return None
-    # A joined row has both versions of a record, but an edited row has a record of its own in each.
-    joined = {name: [(row, row) for row in own] for name, own in rows.items()} | {"edited": edited}
     shown = {
-        name: [(_Record.of(before), _Record.of(after, " new")) for before, after in own]
-        for name, own in joined.items()
+        name: [(_Record.of(row["old"]), _Record.of(row["new"])) for row in rows]
+        for name, rows in pairs.items()
     }
-    added, removed = shown["added"], shown["removed"]
-    outcomes = _outcomes(old, new, [(of_old, of_new.place) for of_old, of_new in added])
-    shown["added"] = [(one, other) for one, (_, other) in zip(outcomes, added, strict=True)]
-    outcomes = _outcomes(new, old, [(of_new, of_old.place) for of_old, of_new in removed])
-    shown["removed"] = [(one, other) for (one, _), other in zip(removed, outcomes, strict=True)]
+    shown["added"] = _with_outcomes(old, new, shown["added"])
+    removed = _with_outcomes(new, old, [(of_new, of_old) for of_old, of_new in shown["removed"]])
+    shown["removed"] = [(of_old, of_new) for of_new, of_old in removed]
     examples = {name: [_change(name, *p) for p in own] for name, own in shown.items() if own}
     return RecordDiff(**numbers, examples=examples)
 
 
 def _compare(
     before: VersionFiles, after: VersionFiles, memory: int
-) -> tuple[dict[str, int], dict[str, Rows], list[list[dict[str, Any]]]]:
+) -> tuple[dict[str, int], dict[str, Rows]]:
     """Join the contents of two versions (in a worker).
 
     Returns:
-        Number of records by kind, joined rows of the first records of each kind, and those of the
-        old and the new record of the first edited rows.
+        Number of records by kind, and the old and the new record of the first ones of each kind.
     """
     with open_views(before, memory=memory) as views:
         old = views.rows(_CONTENTS)
     with open_views(after, memory=memory) as views:
         new = views.rows(_CONTENTS)
-        # Columns of the new version get a suffix (`place new`); `record_id` is shared.
-        new = new.rename_columns([n if n == "record_id" else f"{n} new" for n in new.column_names])
         views.database.register("old", old)
         views.database.register("new", new)
-        views.database.execute("CREATE TABLE pairs AS FROM old FULL JOIN new USING (record_id)")
+        # Each row has both records as objects; fields of one that does not exist are null.
+        joined = "SELECT record_id, old, new FROM old FULL JOIN new USING (record_id)"
+        views.database.execute(f"CREATE TABLE pairs AS {joined}")
         views.database.execute(_EDITED)
 
         def rows(query: str) -> Rows:
@@ -245,11 +233,12 @@ def _compare(
         counts = ", ".join(f"count(*) FILTER ({each}) AS num_{n}" for n, each in _KINDS.items())
         counts += ", (SELECT count(*) FROM edited) AS num_edited"
         (numbers,) = rows(f"SELECT {counts} FROM pairs")
-        first = f"ORDER BY record_id LIMIT {_MAX_EXAMPLES}"
-        shown = {n: rows(f"FROM pairs WHERE {each} {first}") for n, each in _KINDS.items()}
-        del shown["same"]
-        edited = [[*row.values()] for row in rows(_EXAMPLES_OF_EDITED)]
-    return numbers, shown, edited
+        chosen = {name: f"pairs WHERE {each} ORDER BY record_id" for name, each in _KINDS.items()}
+        chosen["edited"] = "edited ORDER BY new.number, new.record_id"
+        del chosen["same"]
+        limit = f"LIMIT {_MAX_EXAMPLES}"
+        shown = {name: rows(f"SELECT old, new FROM {of} {limit}") for name, of in chosen.items()}
+    return numbers, shown
 
 
 _PLACE = "source || ' row ' || row"
@@ -265,33 +254,35 @@ SELECT {_PLACE} AS place, reason, detail FROM (
 """
 
 
-def _outcomes(
-    opened: OpenVersion, other: OpenVersion, records: Sequence[tuple[_Record, str | None]]
-) -> list[_Record]:
+def _with_outcomes(
+    opened: OpenVersion, other: OpenVersion, pairs: Sequence[tuple[_Record, _Record]]
+) -> list[tuple[_Record, _Record]]:
     """Return example records that a version lacks, each with the reason as its outcome.
 
     Args:
         opened: the version that lacks the records.
         other: the version that has them.
-        records: each with its place in the other version.
+        pairs: each record in the two versions.
     """
     # Records with an outcome already explain themselves.
-    wanted = {each.place or place for each, place in records if not each.outcome} - {None}
+    wanted = {one.place or its.place for one, its in pairs if not one.outcome} - {None}
     details: dict[str | None, str] = {}
     if wanted:
         num_records, num_others = (
-            dict(zip(*(column.to_pylist() for column in found.columns), strict=True))
-            for found in (read(each, _NUM_RECORDS, [[*wanted]]) for each in (opened, other))
+            {
+                row["place"]: row["number"]
+                for row in read(each, _NUM_RECORDS, [[*wanted]]).to_pylist()
+            }
+            for each in (opened, other)
         )
         for place, number in num_records.items():
             is_split = number < num_others.get(place, 0)
             details[place] = "split to fewer records" if is_split else "equal to another record"
-        columns = (column.to_pylist() for column in read(opened, _LEFT_OUT, [[*wanted]]).columns)
-        for place, reason, detail in zip(*columns, strict=True):
-            details[place] = f"{reason}: {detail}".removesuffix(": ")
+        for row in read(opened, _LEFT_OUT, [[*wanted]]).to_pylist():
+            details[row["place"]] = f"{row['reason']}: {row['detail']}".removesuffix(": ")
     return [
-        each._replace(outcome=each.outcome or details.get(each.place or place))
-        for each, place in records
+        (one._replace(outcome=one.outcome or details.get(one.place or its.place)), its)
+        for one, its in pairs
     ]
 
 
@@ -318,7 +309,8 @@ def _change(name: str, old: _Record, new: _Record) -> Change:
         "moved": f"{old.split} -> {new.split}",
     }
     place = old.place if name == "removed" else new.place
-    return Change(new.record_id, old.record_id, place or "", details.get(name, tokens))
+    ids = new.record_id or old.record_id, old.record_id or new.record_id
+    return Change(*ids, place or "", details.get(name, tokens))
 
 
 def _weights(old: _Record, new: _Record) -> str:

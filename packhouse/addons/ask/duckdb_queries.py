@@ -206,7 +206,7 @@ def fetch_files(opened: OpenVersion, question: Question, folder: Path) -> tuple[
         kind, names = columns_of_files(table, columns)
         wanted.setdefault(kind, set()).update(names)
     found, num_bytes = fetch_columns(opened, wanted, folder)
-    return VersionFiles(files=found, manifest=manifest, taken=taken), num_bytes
+    return VersionFiles(files=found, manifest=manifest), num_bytes
 
 
 def _plan(question: Question, manifest: Manifest) -> dict[str, list[str]]:
@@ -303,7 +303,6 @@ class Views:
             IntegrityError: the content of a file is invalid, or packhouse's own query fails.
         """
         taken = self.columns_taken(query, values)
-        assert self.files.taken in (None, taken), f"{taken} was not fetched completely"
         for name, table in self.tables.items():
             table.columns = taken.get(name, ())
         with self._errors_named():
@@ -655,15 +654,14 @@ def _find_columns(
     for path, columns, rows in files:
         at(f"file '{path.name}'")
         try:
-            yield _pieces(pq.read_metadata(path), columns, rows, path.stat().st_size)
+            yield _pieces(path, columns, rows)
         except (pa.ArrowException, OSError, ValueError) as error:
             raise IntegrityError(f"'{path.name}' cannot be read: {error}") from None
 
 
-def _pieces(
-    footer: pq.FileMetaData, columns: list[str], rows: int, size: int
-) -> list[tuple[int, int]]:
+def _pieces(path: Path, columns: list[str], rows: int) -> list[tuple[int, int]]:
     """Return the byte ranges of the requested columns, checked against the size of the file."""
+    footer, size = pq.read_metadata(path), path.stat().st_size
     if footer.num_rows != rows:
         raise ValueError(f"it has {footer.num_rows:,} rows; the manifest says {rows:,}")
     names = [footer.schema.column(number).path for number in range(footer.num_columns)]

@@ -27,10 +27,12 @@ from packhouse.cli.token_display import (
     Run,
     coloured,
     pipeline_of,
+    pipeline_of_version,
     plain,
     rows_with_masks,
     runs_of,
     token_texts,
+    tokenizer_of,
     trained_ranges,
 )
 from packhouse.errors import ConfigError, IntegrityError
@@ -252,19 +254,20 @@ def _of_version(
         print_note(
             "no pack contains this row. `packhouse trace VERSION --file F --row N` shows why."
         )
-    is_paired = opened.manifest.preferences == "pairs"
-    return [side for row in rows for side in _sides_of(row)] if is_paired else rows
+    return [side for row in rows for side in _sides_of(row, opened.manifest.preferences)]
 
 
-def _sides_of(row: dict[str, Any]) -> list[dict[str, Any]]:
-    """Split a preference pair into its two sides.
+def _sides_of(row: dict[str, Any], preferences: str | None) -> list[dict[str, Any]]:
+    """Split a preference pair into its two sides; return any other record as it is.
 
     Example:
         >>> mask = [False, True, True, False, True]
         >>> row = {"about": "record x", "input_ids": [1, 2, 3, 1, 4], "trained": mask}
-        >>> [(side["about"], side["input_ids"]) for side in _sides_of(row)]
+        >>> [(side["about"], side["input_ids"]) for side in _sides_of(row, "pairs")]
         [('record x, chosen', [1, 2, 3]), ('record x, rejected', [1, 4])]
     """
+    if preferences != "pairs":
+        return [row]
     about, ids, trained = (row[name] for name in ("about", "input_ids", "trained"))
     return [
         {**row, "about": f"{about}, {side}", "side": side}
@@ -310,7 +313,7 @@ def _of_recipe(
                 weights_text(row.get("range_weights") or []),
             ]
             shown = {name: row[name] for name in _SHOWN} | {"about": "; ".join(filter(None, about))}
-            found += _sides_of(shown) if recipe.preferences == "pairs" else [shown]
+            found += _sides_of(shown, recipe.preferences)
         if refused:
             first = refused[0]
             number = len({row["row"] for row in refused})
@@ -327,7 +330,6 @@ _SHOWN = ("source", "row", "record_id", "label", "input_ids", "trained")
 
 def _pipeline(opened: OpenVersion, folder: str | None, cache: Path) -> Pipeline | None:
     """Return the pipeline that decodes ids, or None (print ids) if the tokenizer is unknown."""
-    from packhouse.cli.token_display import pipeline_of_version, tokenizer_of
     from packhouse.tokenize import fingerprint_tokenizer, load_snapshot
 
     tokenizers = Workspace(cache=cache).tokenizers

@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 
 from packhouse.errors import ContractError, IntegrityError, PackhouseError
 from packhouse.pack.pack_columns import trained_tokens
+from packhouse.records.arrays import flat_list, list_items
 from packhouse.records.table_schemas import DROPPED, QUARANTINED, RECORDS
 from packhouse.store.manifest import Manifest
 from packhouse.store.version_reader import read_batches
@@ -100,8 +101,6 @@ class VersionFiles:
     """Path and split of each file in published order, by kind."""
     manifest: Manifest
     """Manifest of the version; it may list no files."""
-    taken: Mapping[str, list[str]] | None = None
-    """Columns that were fetched, by table; None if all were."""
 
     @property
     def seq_len(self) -> int:
@@ -177,104 +176,84 @@ class FileTable:
                 if "record_ids" in columns and "record_ids" not in batch.schema.names:
                     raise ContractError(f"'{path.name}' has no record_ids")
                 try:
-                    packs = _Packs(batch, columns)
-                    is_packs = self.name == "packs"
-                    yield packs.rows(split, start, before, self.columns, of_packs=is_packs)
+                    made = self._flattened(batch, columns, split, start, before)
                 except MemoryError:  # includes pa.ArrowMemoryError, which is an ArrowException too
                     raise
                 except (KeyError, ValueError, IndexError, TypeError, pa.ArrowException) as error:
                     raise IntegrityError(
                         f"'{path.name}' holds no packs of records: {type(error).__name__}"
                     ) from None
+                yield len(made["pack"]), made
                 start += batch.num_rows
-                before += int(packs.edges[-1])
+                before += pc.sum(made["num_tokens"]).as_py() or 0
             first[split] = start
 
+    def _flattened(
+        self, batch: pa.RecordBatch, columns: Collection[str], split: str, first: int, before: int
+    ) -> dict[str, pa.Array]:
+        """Return the columns of a batch of packs: one row per pack, or one per sequence.
 
-class _Packs:
-    """A batch of packs as flat arrays. Columns that were not read are null or missing."""
-
-    def __init__(self, batch: pa.RecordBatch, columns: Collection[str]) -> None:
-        """Read the named columns that exist.
+        Args:
+            batch: packs, with those of the named columns that exist.
+            columns: file columns that were read.
+            split: split of the file.
+            first: number of the first pack within its split.
+            before: number of tokens in earlier packs.
 
         Raises:
             ValueError: lengths do not add up.
         """
-        self.batch = batch
-        self.lengths = _flat(batch, "seq_lengths").astype(np.int64)
-        counts = pc.list_value_length(batch["seq_lengths"]).to_numpy(zero_copy_only=False)
-        self.sequences = np.concatenate([[0], np.cumsum(counts)])
-        """Index of the first sequence of each pack, and the end of the last pack."""
-        if (self.lengths < 0).any():
+        of_packs = self.name == "packs"
+        lengths, sequences = flat_list(batch["seq_lengths"])
+        if (lengths < 0).any():
             raise ValueError("a length below 0")
-        # For lengths [3 2 | 3] of two packs: sequences [0 2 3], edges [0 3 5 8].
-        self.edges = np.concatenate([[0], np.cumsum(self.lengths)])
-        names = {*columns} & {*batch.schema.names}
-        self.record_ids = pa.nulls(len(self.lengths), _TEXT)
-        if "record_ids" in names:
-            self.record_ids = batch["record_ids"].flatten().cast(_TEXT)
-            per_pack = pc.list_value_length(batch["record_ids"]).to_numpy(zero_copy_only=False)
-            if not np.array_equal(per_pack, counts) or self.record_ids.null_count:
-                raise ValueError("not one id for each sequence")
-        self.label = batch["label"] if "label" in names else pa.nulls(batch.num_rows)
-        self.of_tokens: dict[str, npt.NDArray[Any]] = {}
-        if "input_ids" in names:
-            self.of_tokens["input_ids"] = _flat(batch, "input_ids").astype(np.int32)
-        if {*_MASK} & names:
-            mask = trained_tokens(batch, self.edges[self.sequences])
-            self.of_tokens["trained"] = mask
-            is_weighted = "loss_weights" in names
-            weights = _flat(batch, "loss_weights") if is_weighted else mask.astype(np.float32)
-            self.of_tokens["loss_weights"] = weights
-        if any(len(values) != self.edges[-1] for values in self.of_tokens.values()):
-            raise ValueError("lengths do not add up")
-
-    def rows(
-        self, split: str, first: int, before: int, wanted: Collection[str], *, of_packs: bool
-    ) -> tuple[int, dict[str, pa.Array]]:
-        """Return the number of rows, and the columns that were read.
-
-        Args:
-            split: split of the file.
-            first: number of the first pack within its split.
-            before: number of tokens in earlier packs.
-            wanted: columns; sums over tokens that are not among them are left out.
-            of_packs: one row per pack if true, otherwise one row per sequence.
-        """
-        num_packs = len(self.sequences) - 1
-        pack = np.arange(num_packs)
-        edges = self.edges[self.sequences] if of_packs else self.edges
+        # For lengths [3 2 | 3] of two packs: sequences [0 2 3], of_sequences [0 3 5 8].
+        of_sequences = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+        of_whole = of_sequences[sequences]
+        edges = of_whole if of_packs else of_sequences
+        pack = np.arange(batch.num_rows)
         if not of_packs:
-            pack = np.repeat(pack, np.diff(self.sequences))
-        num_rows = len(pack)
+            pack = np.repeat(pack, np.diff(sequences))
         made = {
-            "split": pa.DictionaryArray.from_arrays(np.zeros(num_rows, np.int32), [split]),
+            "split": pa.DictionaryArray.from_arrays(np.zeros(len(pack), np.int32), [split]),
             "pack": pa.array(pack + first),
             "num_tokens": pa.array(np.diff(edges)),
-            "label": self.label.take(pa.array(pack)),
         }
+        names = {*columns} & {*batch.schema.names}
+        if "label" in names:
+            made["label"] = batch["label"].take(pa.array(pack))
+        if "record_ids" in names:
+            ids, of_ids = list_items(batch["record_ids"])
+            if not np.array_equal(of_ids, sequences) or ids.null_count:
+                raise ValueError("not one id for each sequence")
+            made |= {"record_id": ids, "record_ids": _lists(sequences, ids)}
         if of_packs:
-            made["num_sequences"] = pa.array(np.diff(self.sequences))
-            made["record_ids"] = _lists(self.sequences, self.record_ids)
-            made["seq_lengths"] = _lists(self.sequences, self.lengths)
+            made["num_sequences"] = pa.array(np.diff(sequences))
+            made["seq_lengths"] = _lists(sequences, lengths)
         else:
             made["start"] = pa.array(edges[:-1] + before)
-            made["record_id"] = self.record_ids
-            made["position"] = pa.array(edges[:-1] - self.edges[self.sequences][pack])
-        for name, values in self.of_tokens.items():
+            made["position"] = pa.array(edges[:-1] - of_whole[pack])
+        of_tokens: dict[str, npt.NDArray[Any]] = {}
+        if "input_ids" in names:
+            of_tokens["input_ids"] = flat_list(batch["input_ids"])[0].astype(np.int32)
+        if {*_MASK} & names:
+            mask = trained_tokens(batch, of_whole)
+            of_tokens["trained"] = mask
+            is_weighted = "loss_weights" in names
+            weights = flat_list(batch["loss_weights"])[0] if is_weighted else mask
+            of_tokens["loss_weights"] = weights.astype(np.float32)
+        for name, values in of_tokens.items():
+            if len(values) != edges[-1]:
+                raise ValueError("lengths do not add up")
             made[name] = _lists(edges, values)
         for name, of in (("num_trained", "trained"), ("total_weight", "loss_weights")):
-            if of in self.of_tokens and name in wanted:
+            if of in of_tokens and name in self.columns:
                 kind = np.int64 if of == "trained" else np.float64
                 # Differences of one running sum give the sums of all rows: mask [1 0 1 1] with
                 # edges [0 2 4] has sums [0 1 1 2 3], so the rows have 1 and 2 trained tokens.
-                sums = np.concatenate([[0], np.cumsum(self.of_tokens[of], dtype=kind)])
+                sums = np.concatenate([[0], np.cumsum(of_tokens[of], dtype=kind)])
                 made[name] = pa.array(sums[edges[1:]] - sums[edges[:-1]])
-        return num_rows, made
-
-
-def _flat(batch: pa.RecordBatch, name: str) -> npt.NDArray[Any]:
-    return np.asarray(batch[name].flatten().to_numpy(zero_copy_only=False))
+        return made
 
 
 def _lists(edges: npt.NDArray[Any], values: Any) -> pa.ListArray:

@@ -458,15 +458,13 @@ def _report_tokens(
     shown += OF_SPANS if totals.spans else ()
     counts = {name: getattr(totals, name) for name in shown} | {"rows_in": totals.rows}
     names = [name for name in MEANINGS if name not in ("untrained_answers", "quarantined")]
-    counts |= {name: found.counts[name] for name in names}
+    counts |= {name: found.findings[name].number for name in names}
 
     def example(sample: Sample) -> Example:
         runs = runs_of(sample.ids.tolist(), sample.trained, pipeline)
         return Example(place=f"row {sample.row:,}, token {sample.token:,}", runs=runs)
 
-    examples = {
-        name: tuple(map(example, samples[:NUM_SAMPLES])) for name, samples in found.samples.items()
-    }
+    examples = {name: tuple(map(example, found.findings[name].samples)) for name in names}
     return make_report("tokenized", tokenizer, counts, examples, notes)
 
 

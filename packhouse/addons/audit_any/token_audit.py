@@ -10,7 +10,7 @@ Cost: about 1 us per token, mostly regular expressions and hashing: 6 s for 52,0
 import hashlib
 import re
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -68,14 +68,27 @@ class Totals:
 
 
 @dataclass(slots=True)
+class Occurrences:
+    """Number of occurrences of a finding, and samples of the first ones."""
+
+    number: int = 0
+    samples: list[Sample] = field(default_factory=list)
+
+    @classmethod
+    def total(cls, parts: Iterable["Occurrences"]) -> "Occurrences":
+        """Add up several findings."""
+        known = [*parts]
+        samples = [sample for each in known for sample in each.samples]
+        return cls(sum(each.number for each in known), samples[:NUM_SAMPLES])
+
+
+@dataclass(frozen=True, slots=True)
 class TokenAudit:
     """Findings in all rows."""
 
-    totals: Totals = field(default_factory=Totals)
-    counts: Counter[str] = field(default_factory=Counter)
-    """Number of each finding."""
-    samples: dict[str, list[Sample]] = field(default_factory=dict)
-    has_turns: bool = False
+    totals: Totals
+    findings: defaultdict[str, Occurrences]
+    has_turns: bool
     """True if any row contains what the template writes before answers."""
 
 
@@ -97,14 +110,6 @@ def audit_token_rows(
     return scan.finish()
 
 
-@dataclass(slots=True)
-class _Found:
-    """Number of occurrences, and samples of the first ones."""
-
-    number: int = 0
-    samples: list[Sample] = field(default_factory=list)
-
-
 class _Scan:
     """Audits batches of rows, and keeps counts, samples and digests of records."""
 
@@ -122,8 +127,7 @@ class _Scan:
         tags = (self.table.of_text(tag, snapshot.added_tokens) for tag in REASONING_TAGS)
         self.prompt_ends = (*tags, *(text.rstrip() for text in turns.generation_opens))
         self.totals = Totals()
-        self.num_unknown = 0
-        self.found: defaultdict[Hashable, _Found] = defaultdict(_Found)
+        self.found: defaultdict[Hashable, Occurrences] = defaultdict(Occurrences)
         """Occurrences by finding. Some become findings only in `finish`: `unended` and `several` by
         row length, `cut` and `other` starts of records, and `unmasked` rows."""
         self.seen: set[bytes] = set()
@@ -144,10 +148,7 @@ class _Scan:
         totals.longest_row = max([totals.longest_row, *rows.row_lengths.tolist()])
         self.names_mask |= not MASKS.isdisjoint(batch.schema.names)
         for name, faults in rows.faults.items():
-            found = self.found[name]
-            found.number += len(faults)
-            kept = faults[: max(NUM_SAMPLES - len(found.samples), 0)]
-            found.samples += [self._sample(rows, place, number) for number, place in kept]
+            self._count(rows, name, faults)
         is_strange = rows.ids >= len(self.table.texts)
         # These ids belong to another tokenizer. They are reported, and id 0 keeps the arrays valid.
         self._note(rows, "foreign_ids", np.flatnonzero(is_strange))
@@ -165,7 +166,7 @@ class _Scan:
         of_bos = bos_and_unknown(rows, self.snapshot)
         for name in ("double_bos", "missing_bos"):
             self._note(rows, name, rows.offsets[:-1][of_bos[name] > 0])
-        self.num_unknown += int(of_bos["unknown_tokens"].sum())
+        self.found["unknown_tokens"].number += int(of_bos["unknown_tokens"].sum())
         self._duplicates(rows)
         if self.pipeline.token_bytes is not None:
             self._turns(rows)
@@ -173,12 +174,16 @@ class _Scan:
     def _note(self, rows: TokenRows, name: Hashable, places: Int64s) -> None:
         """Count a finding at most once per record, and keep samples of the first ones."""
         places = _first_of_each(rows.row_of(places), places)
+        self._count(rows, name, [(0, place) for place in places.tolist()])
+
+    def _count(self, rows: TokenRows, name: Hashable, places: Sequence[tuple[int, int]]) -> None:
+        """Count a finding at these (row number, index in `ids`); see `TokenRows.faults`."""
         found = self.found[name]
         found.number += len(places)
-        for place in places[: max(NUM_SAMPLES - len(found.samples), 0)].tolist():
-            found.samples.append(self._sample(rows, place))
+        for number, place in places[: max(NUM_SAMPLES - len(found.samples), 0)]:
+            found.samples.append(self._sample(rows, place, number))
 
-    def _sample(self, rows: TokenRows, place: int, number: int = 0) -> Sample:
+    def _sample(self, rows: TokenRows, place: int, number: int) -> Sample:
         if place < 0 or not len(rows.ids):
             return Sample(number, 0, rows.ids[:0], rows.trained[:0])
         record = int(rows.row_of(np.array([place]))[0])
@@ -340,17 +345,16 @@ class _Scan:
         totals, found = self.totals, self.found
         longest = totals.longest_row
         if not self.names_mask:  # all rows are meant to be trained whole
-            found["unmasked"] = _Found()
+            found["unmasked"] = Occurrences()
         unended = {
             key[1]: found[key] for key in found if isinstance(key, tuple) and key[0] == "unended"
         }
-        truncated = unended.pop(longest, _Found())
+        truncated = unended.pop(longest, Occurrences())
         # A single longest row does not prove a limit, so it counts as unended like shorter ones.
         if truncated.number == 1 and unended:
-            unended[longest], truncated = truncated, _Found()
+            unended[longest], truncated = truncated, Occurrences()
         found["truncated"] = truncated
-        samples = [sample for each in unended.values() for sample in each.samples]
-        found["unended"] = _Found(sum(each.number for each in unended.values()), samples)
+        found["unended"] = Occurrences.total(unended.values())
         # Conversations rarely have equal lengths: if most rows do, they were concatenated and cut.
         several, alike = found["several", longest], self.lengths[longest]
         if several.number > found["leaks"].number and alike >= max(_MOST * totals.rows, 5):
@@ -358,16 +362,10 @@ class _Scan:
         cut, other = found["cut"], found["other"]
         if self.has_turns:  # otherwise the template is not the right one
             if other.number < self.num_alike:  # most match the template, so the others were cut
-                cut = _Found(cut.number + other.number, cut.samples + other.samples)
+                cut = Occurrences.total([cut, other])
             found["missing_headers"] = cut
         named = {name: each for name, each in found.items() if isinstance(name, str)}
-        return TokenAudit(
-            totals=totals,
-            counts=Counter({name: each.number for name, each in named.items()})
-            + Counter(unknown_tokens=self.num_unknown),
-            samples={name: each.samples[:NUM_SAMPLES] for name, each in named.items()},
-            has_turns=self.has_turns,
-        )
+        return TokenAudit(totals, defaultdict(Occurrences, named), self.has_turns)
 
 
 def _first_of_each(owners: Int64s, places: Int64s) -> Int64s:
@@ -571,16 +569,16 @@ def audit_given(
         "answer_bytes": totals.trained_bytes - totals.trained_prompt_bytes,
         "untrained_answer_bytes": 0,
         "double_ends": 0,
-        "unknown_tokens": found.counts["unknown_tokens"],
-        **{name: sum(found.counts[own] for own in names) for name, names in _FINDINGS.items()},
+        "unknown_tokens": found.findings["unknown_tokens"].number,
+        **{n: sum(found.findings[own].number for own in names) for n, names in _FINDINGS.items()},
         # Trained padding counts as at least one byte per record.
-        "trained_prompt_bytes": totals.trained_prompt_bytes + found.counts["padding"],
+        "trained_prompt_bytes": totals.trained_prompt_bytes + found.findings["padding"].number,
     }
     worst = {}
     for name, names in _FINDINGS.items():
         values: Int64s = np.zeros(tokenized.num_rows, np.int64)
         for own in names:
-            values[[sample.row for sample in found.samples.get(own, ())]] += 1
+            values[[sample.row for sample in found.findings[own].samples]] += 1
         if rows := worst_rows(tokenized, values):
             worst[name] = rows
     return {"counts": counts, "worst": worst}

@@ -35,8 +35,6 @@ from packhouse.records.arrays import Bools, Float64s, Int64s
 from packhouse.system.worker import stream_from_worker
 from packhouse.tokenize.encoders import Pipeline
 
-Values = Float64s
-
 _CU_SEQLENS = ("cu_seqlens", "cu_seq_lens", "cu_seq_lens_q")
 _MASKS = (*MASK_COLUMNS, "loss_weights")
 MASKS = frozenset(("labels", *_MASKS))
@@ -108,9 +106,8 @@ def _read(data: Any) -> Iterable[pa.RecordBatch]:
     if hasattr(data, "to_arrow"):  # polars
         return map(_selected, data.to_arrow().to_batches(_BATCH_ROWS))
     if hasattr(data, "iloc"):  # pandas
-        columns = [name for name in data.columns if name in _KNOWN]
-        rows = ({name: row[name] for name in columns} for row in data[columns].to_dict("records"))
-        return _of_rows(rows)
+        known = data[[name for name in data.columns if name in _KNOWN]]
+        return _of_rows(known.to_dict("records"))
     if hasattr(data, "__len__") and hasattr(data, "__getitem__") and not isinstance(data, dict):
         return _of_rows(data[number] for number in range(len(data)))
     return ()
@@ -398,7 +395,7 @@ def read_token_rows(
 
 
 def _check_numbers(
-    name: str, column: pa.Array, read: tuple[Values, Int64s] | None, first_row: int
+    name: str, column: pa.Array, read: tuple[Float64s, Int64s] | None, first_row: int
 ) -> None:
     """Reject a column that would be ignored, or read as numbers that it does not contain."""
     if read is None and name in ("input_ids", *MASKS):
@@ -417,7 +414,7 @@ def _check_numbers(
         raise SourceError(f"row {row:,}: column '{name}' holds {value}, which is not an integer")
 
 
-def _numbers(column: pa.Array) -> tuple[Values, Int64s] | None:
+def _numbers(column: pa.Array) -> tuple[Float64s, Int64s] | None:
     """Return values and offsets of a list column of numbers, or None if it is not one."""
     if pa.types.is_null(column.type):  # null in every row
         column = column.cast(pa.list_(pa.null()))
@@ -460,7 +457,7 @@ class _FlatRows:
             (row, token + self.num_tokens if token >= 0 else -1)
         )
 
-    def add(self, row: Mapping[str, Values], number: int) -> None:
+    def add(self, row: Mapping[str, Float64s], number: int) -> None:
         """Append a row without its padding, and check it."""
         values = row["input_ids"]
         per_token = [row[name] for name in _PER_TOKEN if name in row]
@@ -530,7 +527,7 @@ class _FlatRows:
             before = int(np.searchsorted(places, np.argmax(is_wrong)))
             self.fault("padding", number, max(before - 1, 0))
 
-    def _boundaries(self, row: Mapping[str, Values], number: int, is_token: Bools) -> Int64s:
+    def _boundaries(self, row: Mapping[str, Float64s], number: int, is_token: Bools) -> Int64s:
         """Return the starts of the records of a row, and record inconsistent boundaries."""
         # Two records of 3 and 2 tokens can be written as seq_lengths [3 2], cu_seqlens [0 3 5],
         # attention_mask [1 1 1 2 2] or position_ids [0 1 2 0 1]. All of them give starts [0 3].

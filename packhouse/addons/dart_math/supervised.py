@@ -148,7 +148,9 @@ def make_supervised_dataset(
     by_key = {receipt.key: receipt for receipt in receipts}
     check_all_text_is_read(recipe, jobs, [by_key[job.key] for job in jobs])
     ledger = ledger_of(receipts)
-    pad_token_id = _pad_token_id(tokenizer, workspace)
+    snapshot = load_snapshot(tokenizer, workspace.tokenizers, "class")
+    # Padding is masked, so any id works if the tokenizer has none for it.
+    pad_token_id = snapshot.added_tokens.get(snapshot.special_tokens.get("pad_token", ""), 0)
     if pack_len is not None:
         num_dropped = sum(ledger[-1].dropped.values())
         planned = receipts[-1].facts.sides["train"]
@@ -167,12 +169,6 @@ def make_supervised_dataset(
     tokenized = [r.path("tokenized.arrow") for r in receipts if r.step == "tokenize"]
     dataset = TokenizedDataset(tokenized, ledger=ledger, pad_token_id=pad_token_id)
     return dataset if seed is None else dataset.shuffle(seed)
-
-
-def _pad_token_id(tokenizer: str, workspace: Workspace) -> int:
-    """Return the pad token id, or 0 if there is none: padding is masked, so any id works."""
-    snapshot = load_snapshot(tokenizer, workspace.tokenizers, "class")
-    return snapshot.added_tokens.get(snapshot.special_tokens.get("pad_token", ""), 0)
 
 
 _HELD = ExitStack()  # steps whose files datasets of this process may map

@@ -134,8 +134,7 @@ def length_histogram(
         "scale": {**_LOG, "domainMax": most * 1.06},
         "axis": _axis(measured, format=",d", values=_octaves(least, most)),
     }
-    bars = _bars(x, measured, counts, series, bins)
-    layers = [bars]
+    layers = [_bars(x, measured, counts, series, bins)]
     if seq_len:
         rule = {"type": "rule", "strokeDash": [4, 3], "size": 1.5, "style": "ink"}
         at = {"x": {"field": "at", "type": "quantitative"}}

@@ -318,8 +318,7 @@ def mask_runs(
     for tag, a, b, c, d in matcher.get_opcodes():
         if tag == "equal":
             for i, j in zip(range(a, b), range(c, d), strict=True):
-                kind = _KINDS[old["trained"][i], new["trained"][j]]
-                pieces.append((kind, new_texts[j]))
+                pieces.append((_KINDS[old["trained"][i], new["trained"][j]], new_texts[j]))
         else:
             pieces += [("del", text) for text in old_texts[a:b]]
             pieces += [("ins", text) for text in new_texts[c:d]]

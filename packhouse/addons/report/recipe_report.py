@@ -49,7 +49,7 @@ from packhouse.cli.token_display import (
 from packhouse.errors import VersionNotFoundError
 from packhouse.pack.gather_tokens import PackStatistics, length_histogram
 from packhouse.read.source_files import find_files, source_name
-from packhouse.recipe import Recipe
+from packhouse.recipe import Recipe, SourceConfig
 from packhouse.registry import function_of_addon
 from packhouse.run.chain import Plan, plan_jobs
 from packhouse.run.prepare_arguments import recipe_for
@@ -66,6 +66,8 @@ from packhouse.tokenize.tokenizer_loading import find_snapshot
 if TYPE_CHECKING:
     from packhouse.addons.plan import Estimate
 
+
+SourceRows = list[tuple[SourceConfig, pa.Table]]
 
 _SOURCES = 8
 _SHOWN_TOKENS = 4_000  # per source
@@ -108,7 +110,7 @@ def recipe_cell(recipe: Recipe) -> str:
     recipe = recipe_for(recipe, cache=workspace.cache, settings={})
     plan = plan_jobs(recipe)
     expected: Estimate = function_of_addon("estimate")(recipe, plan, workspace)
-    ((name, sample),) = _first_rows(recipe, plan, workspace, 1).items()
+    ((source, sample),) = _first_rows(recipe, plan, workspace, 1)
     counts, size = expected.totals.rsplit(", ", 1)
     made = f"{counts} of {recipe.pack.seq_len:,} tokens, {size}"
     drawn = PackStatistics(
@@ -120,23 +122,23 @@ def recipe_cell(recipe: Recipe) -> str:
         lower_bound=0,
         length_histogram=length_histogram(sample["num_tokens"].to_numpy()),
     )
-    labels, is_paired = labels_of(recipe, recipe.sources[0]), recipe.preferences == "pairs"
     shown = [
         Record(f"row {row['row']}{side and f', {side}'}", row["input_ids"][p], row["trained"][p])
         for row in rows_with_masks(sample.slice(0, 3))
-        for side, p in _parts(row, labels, is_paired=is_paired)
+        for side, p in _parts(row, recipe, source)
     ]
     lines = [("a run would make", made), *(("note", note) for note in expected.lines())]
-    return cell(lines, {f"first rows of {name}": drawn}, shown, _pipeline(recipe, workspace))
+    splits = {f"first rows of {source_name(source)}": drawn}
+    return cell(lines, splits, shown, _pipeline(recipe, workspace))
 
 
-def _first_rows(recipe: Recipe, plan: Plan, workspace: Workspace, most: int) -> dict[str, pa.Table]:
-    """Return the tokenized rows in the first megabyte of the first sources, by source name."""
-    rows, try_rows = {}, function_of_addon("try_first_rows")
+def _first_rows(recipe: Recipe, plan: Plan, workspace: Workspace, most: int) -> SourceRows:
+    """Return the tokenized rows in the first megabyte of the first sources."""
+    rows, try_rows = [], function_of_addon("try_first_rows")
     for source in recipe.sources[:most]:
         uri = next(v.parameters.shard.uri for v in plan.validate if v.parameters.source == source)
         found = try_rows(recipe, source, workspace.tokenizers, uri=uri, max_rows=None)
-        rows[source_name(source)] = found.tokenized
+        rows.append((source, found.tokenized))
     return rows
 
 
@@ -150,11 +152,9 @@ def _estimate_page(recipe: Recipe, plan: Plan, workspace: Workspace) -> str:
     expected: Estimate = function_of_addon("estimate")(recipe, plan, workspace)
     pipeline = _pipeline(recipe, workspace)
     rows = _first_rows(recipe, plan, workspace, _SOURCES)
-    labels = {source_name(source): labels_of(recipe, source) for source in recipe.sources}
-    is_paired = recipe.preferences == "pairs"
     packs = {
-        name: with_texts(_as_pack(name, own, labels[name], is_paired=is_paired), pipeline)
-        for name, own in rows.items()
+        source_name(source): with_texts(_as_pack(recipe, source, own), pipeline)
+        for source, own in rows
     }
     shown = sum(pack["num_tokens"] for pack in packs.values())
     caption = (
@@ -197,9 +197,7 @@ def _head(recipe: Recipe, version_id: str, expected: "Estimate") -> str:
     return f"{top}{refusals}{boxes}" + (f"<ul class=quiet>{notes}</ul>" if notes else "")
 
 
-def _as_pack(
-    name: str, rows: pa.Table, labels: Sequence[str], *, is_paired: bool
-) -> dict[str, object]:
+def _as_pack(recipe: Recipe, source: SourceConfig, rows: pa.Table) -> dict[str, object]:
     """Return the first rows of a source in the form of a pack, as the page's script reads it."""
     records: list[dict[str, object]] = []
     tokens = num_rows = 0
@@ -207,33 +205,31 @@ def _as_pack(
         if tokens >= _SHOWN_TOKENS:
             break
         num_rows += 1
-        for side, part in _parts(row, labels, is_paired=is_paired):
+        for side, part in _parts(row, recipe, source):
             record = page_record(row["record_id"], row["input_ids"][part], row["trained"][part])
             record |= {"side": side} if side else {}
             records.append({**record, "place": f"{row['source']}:{row['row']}"})
             tokens += len(record["ids"])
-    label = f"the first rows of {name}"
+    label = f"the first rows of {source_name(source)}"
     counts = {"num_tokens": tokens, "num_records": num_rows}
     return {"pack": 0, "label": label, **counts, "records": records}
 
 
-def _parts(
-    row: Mapping[str, Any], labels: Sequence[str], *, is_paired: bool
-) -> list[tuple[str, slice]]:
+def _parts(row: Mapping[str, Any], recipe: Recipe, source: SourceConfig) -> list[tuple[str, slice]]:
     """Return both sides of a pair, or the whole row with its label name."""
-    if is_paired:
+    if recipe.preferences == "pairs":
         return pair_sides(row["trained"])
-    return [(label_text(row["label"], labels), slice(None))]
+    return [(label_text(row["label"], labels_of(recipe, source)), slice(None))]
 
 
-def _lengths_section(recipe: Recipe, expected: "Estimate", rows: dict[str, pa.Table]) -> str:
-    lengths = {name: Counter(own["num_tokens"].to_pylist()) for name, own in rows.items()}
+def _lengths_section(recipe: Recipe, expected: "Estimate", rows: SourceRows) -> str:
+    lengths = {source_name(source): Counter(own["num_tokens"].to_pylist()) for source, own in rows}
     if not any(lengths.values()):
         return ""
     seq_len, trials = recipe.pack.seq_len, expected.seq_lens
     drawn = f"<div class=grid>{length_figures(lengths, seq_len)}</div><br>"
     other = seq_len_figure(trials, seq_len, "this recipe") if trials else ""
-    read = counted(sum(own.num_rows for own in rows.values()), "record")
+    read = counted(sum(own.num_rows for _, own in rows), "record")
     caption = f"<p class=quiet>From {read} in the first megabyte of each source.</p>"
     return section("lengths", "Lengths", caption, drawn, other)
 

@@ -33,7 +33,7 @@ from packhouse.addons.report.charts_and_tables import page
 from packhouse.addons.report.sections import Measured, MeasuredSplit, Samples
 from packhouse.cli.token_display import pipeline_of, special_tokens, token_texts, tokenizer_of
 from packhouse.errors import IntegrityError
-from packhouse.records.arrays import count_up
+from packhouse.records.arrays import Bools, Int64s, count_up
 from packhouse.store import OpenVersion
 from packhouse.store.commit import LocalFile, draft_manifest, name_files
 from packhouse.store.manifest import FileEntry, Manifest
@@ -63,8 +63,6 @@ _TURNS = 12
 _COUNTED = ("tokens", "trained")
 _PACK_COLUMNS = TABLES["packs"].keys() - {"num_trained", "total_weight"}
 _SEQUENCES = pa.schema([("record_id", pa.string()), *((name, pa.int64()) for name in _COUNTED)])
-
-Ints = npt.NDArray[np.int64]
 
 
 def measure(files: VersionFiles, num_packs: Mapping[str, int], num_shown: int) -> Measured:
@@ -227,7 +225,7 @@ def _read_split(
     )
 
 
-def _count_turns(flags: npt.NDArray[np.bool_], starts: Ints) -> Ints:
+def _count_turns(flags: Bools, starts: Int64s) -> Int64s:
     """Count trained spans by their number in the record: [0,1,1,0,1 | 1,1] -> 2 + 2, 1.
 
     Returns:
@@ -248,7 +246,7 @@ def _count_turns(flags: npt.NDArray[np.bool_], starts: Ints) -> Ints:
     return np.array(counts).astype(np.int64)
 
 
-def _binned(parts: Ints, wholes: Ints | int) -> Ints:
+def _binned(parts: Int64s, wholes: Int64s | int) -> Int64s:
     """Count shares in bins of 5%."""
     return np.bincount(np.minimum(parts * _BINS // wholes, _BINS - 1), minlength=_BINS)
 

@@ -31,6 +31,7 @@ import inspect
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar, cast
 
@@ -170,25 +171,12 @@ _ATTENTION = {"eager", "sdpa", "flex_attention"} | _FLASH
 _GUARDED: dict[type[torch.nn.Module], tuple[Forward, list["PackingHandle"]]] = {}
 
 
-class PackingHandle:
+class PackingHandle(ExitStack):
     """Result of `enable_packing`. Undo it with `disable()`, or use it as a context manager."""
-
-    def __init__(self) -> None:
-        self._undo: list[Callable[[], None]] = []
 
     def disable(self) -> None:
         """Restore the original state. A second call has no effect."""
-        if self._undo:
-            _forget_compiled()
-        while self._undo:
-            self._undo.pop()()
-        GUARDS.discard(self)
-
-    def __enter__(self) -> "PackingHandle":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.disable()
+        self.close()
 
 
 def enable_packing(target: "torch.nn.Module | type | PretrainedConfig | str") -> PackingHandle:
@@ -215,6 +203,7 @@ def enable_packing(target: "torch.nn.Module | type | PretrainedConfig | str") ->
         >>> handle.disable()
     """
     handle = PackingHandle()
+    handle.callback(GUARDS.discard, handle)
     if isinstance(target, torch.nn.Module):
         decoders = [
             module
@@ -232,8 +221,7 @@ def enable_packing(target: "torch.nn.Module | type | PretrainedConfig | str") ->
         for decoder in decoders:
             names = tuple(inspect.signature(decoder.forward).parameters)
             guard = functools.partial(_guard, names)  # not a lambda: a model may be pickled
-            hook = decoder.register_forward_pre_hook(guard, with_kwargs=True)
-            handle._undo.append(hook.remove)
+            handle.callback(decoder.register_forward_pre_hook(guard, with_kwargs=True).remove)
     else:
         # Models of the class may not exist yet, so the class itself gets the guard.
         config = _config_of(target)
@@ -242,6 +230,7 @@ def enable_packing(target: "torch.nn.Module | type | PretrainedConfig | str") ->
         assert decoder_class is not None, "a known family has one"
         _guard_class(decoder_class, handle)
     _forget_compiled()
+    handle.callback(_forget_compiled)
     GUARDS.add(handle)
     return handle
 
@@ -321,7 +310,7 @@ def _guard_class(decoder: type[torch.nn.Module], handle: PackingHandle) -> None:
             del _GUARDED[decoder]
 
     _GUARDED[decoder][1].append(handle)
-    handle._undo.append(release)
+    handle.callback(release)
 
 
 def _guard(

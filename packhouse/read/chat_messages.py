@@ -35,10 +35,19 @@ def text_turn(role: str, content: str, context: str | None = None) -> Turn:
 # `developer` is OpenAI's; `human`, `gpt`, `function_call` and `observation` are ShareGPT's,
 # `prompter` is OpenAssistant's.
 SPEAKERS = {
-    **dict.fromkeys(("system", "developer"), "system"),
-    **dict.fromkeys(("user", "human", "prompter"), "user"),
-    **dict.fromkeys(("assistant", "gpt", "function_call", "tool_call"), "assistant"),
-    **dict.fromkeys(("tool", "observation", "function", "tool_response"), "tool"),
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "human": "user",
+    "prompter": "user",
+    "assistant": "assistant",
+    "gpt": "assistant",
+    "function_call": "assistant",
+    "tool_call": "assistant",
+    "tool": "tool",
+    "observation": "tool",
+    "function": "tool",
+    "tool_response": "tool",
 }
 """Known names of speakers, and their roles."""
 
@@ -288,8 +297,11 @@ def _read_reasoning(message: dict[str, Any], name: str) -> Pieces:
 
 # OpenAI's Responses API has `input_text` and `output_text`, Anthropic's API has `thinking`.
 _PART_KINDS = {
-    **dict.fromkeys(("text", "input_text", "output_text"), "text"),
-    **dict.fromkeys(("reasoning", "thinking"), "reasoning"),
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "reasoning": "reasoning",
+    "thinking": "reasoning",
     "tool_call": "tool_call",
 }
 

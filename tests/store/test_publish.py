@@ -37,7 +37,7 @@ def test_other_bytes_at_the_same_version_id_are_an_alarm(store, tmp_path):
 
     with pytest.raises(ConflictError, match=r"not deterministic.*Differences: files"):
         publish_version(store, "tiny", "aaaa", [pack_file(tmp_path, 9)], FACTS | {"content_id": ""})
-    with pytest.raises(ConflictError, match="rows are equal"):
+    with pytest.raises(ConflictError, match="packs are equal"):
         publish_version(store, "tiny", "aaaa", [pack_file(tmp_path, 9)], FACTS)
 
 

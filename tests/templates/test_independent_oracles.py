@@ -6,6 +6,7 @@ them from the models, not from the templates.
 
 import functools
 import json
+import re
 import struct
 from importlib.resources import files
 from typing import Any
@@ -144,6 +145,19 @@ def parts_of(row: dict[str, Any]) -> list[Messages]:
     return [chat[: n + 1] for n, message in enumerate(chat) if message["role"] == "assistant"]
 
 
+def test_a_tool_result_has_the_name_of_the_call_before_it(harmony):
+    # Some data numbers the calls of each answer from 0, so an id occurs again.
+    messages = [{"role": "user", "content": "Hi"}]
+    for name in ("look", "add"):
+        call = {"id": "call_0", "type": "function", "function": {"name": name, "arguments": {}}}
+        messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
+        messages.append({"role": "tool", "tool_call_id": "call_0", "content": "1"})
+
+    text = harmony.render([*messages, {"role": "user", "content": "So?"}], None, {}, True)
+
+    assert re.findall(r"<\|start\|>functions\.(\w+)", text) == ["look", "add"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("file", ["glaive", "reasoning"])  # with calls, and with reasoning
 def test_harmony_writes_real_rows_as_its_library_does(file, gptoss, harmony, real_table):
@@ -161,7 +175,7 @@ def test_harmony_writes_real_rows_as_its_library_does(file, gptoss, harmony, rea
             for part in parts_of(row)
             if harmony.render(part, tools, {}, False) == record["text"]
         )
-        known = harmony._messages(part[:-1], tools, {}, harmony._call_names(part))
+        known = harmony._messages(part[:-1], tools, {})
         conversation = library.Conversation.from_messages(known)
         role = library.Role.ASSISTANT
         prompt = encoding.render_conversation_for_completion(conversation, role)

@@ -1141,6 +1141,26 @@ def test_a_category_next_to_rows_of_several_shapes_is_ignored(project):
     check(project.prepare(), TALKS)
 
 
+def test_texts_in_one_object_may_be_turns(project):
+    posts = [{"author": "ab"[n % 2], "content": " ".join(t)} for n, t in enumerate(TALKS)]
+    Path("a.jsonl").write_bytes(lines([{"title": "Sums", "posts": posts}]))
+
+    code, said = project.init("a.jsonl")
+
+    assert (code, Path("recipe.yaml").exists()) == (7, False), said
+
+
+def test_signs_without_width_are_no_separator(project):
+    rows = [
+        {"text": f"About {t.question}", "marked": f"{t.answer}\u200d\u200d\u200d"} for t in TALKS
+    ]
+    Path("a.jsonl").write_bytes(lines(rows))
+
+    _, said = project.init("a.jsonl")
+
+    assert "separators" not in said
+
+
 def test_a_label_with_its_name_is_offered_as_a_class(project):
     rows = [{"sentence": t[0], "label_name": "ab"[n % 2]} for n, t in enumerate(TALKS)]
     Path("a.jsonl").write_bytes(lines(rows))

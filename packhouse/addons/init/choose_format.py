@@ -444,6 +444,9 @@ def _candidates(
             continue
         if files & reading.reads.keys():  # their paths are not text (file 818)
             continue
+        # Texts in one object may be turns: of file 2144, each post of a thread was trained alone.
+        if row_format == "text" and "rows_at" in survey.settings:
+            reading = replace(reading, is_sure=False)
         if survey.file_format in DELIMITERS and _are_literals(layout.rows, reading):
             reading = replace(reading, is_sure=False)
         others = [name for name in can_be_ignored if name not in reading.reads]

@@ -76,6 +76,8 @@ _SEPARATOR = rf"\s*{_ONE_SEPARATOR}(?:\s+{_ONE_SEPARATOR})*\s*$"
 _STOP = r"\s*(?:\s->|##+|\sEND)\s*$"
 """End of an answer in the same style; `-->` ends a comment of HTML (file 1690)."""
 _RUNS = re.compile(r"\s{21,}|(\W)\1{20,}")
+_SIGNS = r"([^\w\s\u200b-\u200f\u2060\ufeff])\1\1\Z"
+"""The same sign three times at the end of a text, but none without width, as in file 2135."""
 _PUNCTUATION = "()[]{}<>\"'`;,.:?!=+-/\\"
 _ANSWERS = {"answer": "completion"} | {n: n for n in ("completion", "chosen", "rejected")}
 """Fields of one answer, or of a preferred and a rejected one, by their role in a reading."""
@@ -273,7 +275,7 @@ def _shared_end(texts: Sequence[str]) -> str | None:
     end = "\n".join([*ends][::-1]).strip() if len(lines) > 1 else ""
     if not end and len(lines) > 1:
         # Three or more of one sign; brackets, stars and `$` may end code, bold text and formulas.
-        signs = {(re.findall(r"([^\w\s])\1\1\Z", last[0].rstrip()) or [""])[0] for last in lines}
+        signs = {(re.findall(_SIGNS, last[0].rstrip()) or [""])[0] for last in lines}
         sign = signs.pop() if len(signs) == 1 else ""
         return rf"\s*{re.escape(sign)}{{3,}}\s*$" if sign.strip(_PUNCTUATION + "*") else None
     if re.search(_SEPARATOR, end):  # which also fits rows with another separator

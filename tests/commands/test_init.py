@@ -1141,6 +1141,24 @@ def test_a_category_next_to_rows_of_several_shapes_is_ignored(project):
     check(project.prepare(), TALKS)
 
 
+@pytest.mark.parametrize("answer", [str, lambda text: {"is": text}])
+@pytest.mark.parametrize("page", [str, lambda text: [text]])
+def test_rows_for_tests_stay_out_if_a_context_is_read(answer, page, project):
+    rows = [
+        {"split": ["train", "test"][n % 4 == 0], "ask": t.question, "response": answer(t.answer)}
+        | {"page": page(f"This page is about sum {n}")}
+        for n, t in enumerate(TALKS)
+    ]
+    Path("a.jsonl").write_bytes(lines(rows))
+
+    _, said = project.init("a.jsonl")
+
+    ways = [" ".join(way.split()) for way in re.split(r"\n(?=\d\. )", said)[1:]]
+    assert any("page (context)" in way for way in ways), said
+    for way in ways:
+        assert ("split: train alone" in way) == ("where=" in way), way
+
+
 def test_texts_in_one_object_may_be_turns(project):
     posts = [{"author": "ab"[n % 2], "content": " ".join(t)} for n, t in enumerate(TALKS)]
     Path("a.jsonl").write_bytes(lines([{"title": "Sums", "posts": posts}]))

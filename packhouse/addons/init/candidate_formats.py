@@ -479,6 +479,7 @@ def with_context(
 ) -> Reading | None:
     """Return a reading that also reads an unread field as the question's context, or None.
 
+    If the format has no context, or the rows have another one, the field is added to the prompt.
     Of several unread fields, it is the only one named like a context, the only one whose name ends
     in `context`, or the only one not named like a source, category or other metadata, such as
     `contexts` next to `sources` (file 897).
@@ -502,26 +503,26 @@ def with_context(
     if len(named) != 1:
         return None
     (name,) = named
-    row_format = reading.settings["format"]
+    row_format, where = reading.settings["format"], reading.settings.get("where")
     fields, reads = dict(reading.settings.get("fields", {})), dict(reading.reads)
     if "select" in reading.settings:
         select = {"context": as_text(name, rows), **reading.settings["select"]}
         if select.keys() != {"question", "answer", "context"} or "context" in reads.values():
             return None
-        return read_as(row_format, {**reads, name: "context"}, select=select)
+        return read_as(row_format, {**reads, name: "context"}, select=select, where=where)
     if row_format == "prompt_completion":
         row_format, ours = "question_answer", {"prompt": "question", "completion": "answer"}
         reads = {theirs: ours.get(role, role) for theirs, role in reads.items()}
         fields = {role: theirs for theirs, role in reads.items() if not role.startswith("split")}
     role = _CONTEXT_OF.get(row_format)
-    select = {ours: sql(theirs) for theirs, ours in reads.items()}
-    text, prompt = as_text(name, rows), reading.prompt or ""
-    more = {**reads, name: role or "context"}
+    # Not `bad answers left out`, of a field that `where` reads.
+    select = {ours: sql(theirs) for theirs, ours in reads.items() if ours.isidentifier()}
+    text, prompt, more = as_text(name, rows), reading.prompt or "", {**reads, name: "context"}
     if rank_of(name, ANSWER) is not None:
         return None
     if role is not None and role not in select and text == sql(name):
         settings = {**reading.settings, "format": row_format, "fields": {**fields, role: name}}
-        return replace(reading, settings=settings, reads=more, is_sure=False)
+        return replace(reading, settings=settings, reads={**reads, name: role}, is_sure=False)
     if role is not None and role not in select:  # passages of file 787, in a list
         select[role] = text
     elif texts_of([prompt], rows):
@@ -530,7 +531,6 @@ def with_context(
     else:
         return None
     is_sure = row_format == "preference" and name.lower() in CONTEXT and reading.is_sure
-    where = reading.settings.get("where")
     made = read_as(row_format, more, is_sure=is_sure, select=select, where=where)
     return replace(made, is_guess=reading.is_guess)
 

@@ -29,8 +29,9 @@ from packhouse.errors import SourceError
 from packhouse.records.table_schemas import QUARANTINED
 from packhouse.store import open_store, publish_version
 from packhouse.store.commit import dataset_card
-from packhouse.store.manifest import Manifest, schema_fingerprint
+from packhouse.store.manifest import Manifest
 from packhouse.system.escaping import for_terminal
+from packhouse.system.fingerprint import digest
 from tasks import EscapedRecord
 from tests.security.test_escaping import ACTIVE, HOSTILE, hostile
 from tests.store.versions import FACTS, pack_table, write_file
@@ -149,7 +150,7 @@ def test_pages_hold_no_link_image_or_html_of_data(text: str) -> None:
         generation=0,
         files=(),
         schema=schema,
-        schema_fingerprint=schema_fingerprint(schema),
+        schema_fingerprint=digest(schema),
         lineage={"sources": [{"file": text, "rows": 1}]},
         configuration={"format": {"template": text}},
     )

@@ -7,7 +7,7 @@ tokenized are counted exactly.
 
 import json
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -32,7 +32,7 @@ from packhouse.read import ShardRows, read_shard, scan_source
 from packhouse.read.source_files import source_name
 from packhouse.read.unread_fields import UnreadText
 from packhouse.recipe import Recipe, SourceConfig
-from packhouse.records.arrays import Int64s
+from packhouse.records.arrays import Bools, Int64s
 from packhouse.records.ledger import Filter, RenderCounts, factor_note, filters_of, share_allowed
 from packhouse.records.reasons import ROW_STEPS
 from packhouse.records.record_ids import number_rows
@@ -118,28 +118,58 @@ class Estimate:
         return ("source", *names), [(file, *(line[n] for n in names)) for file, line in lines]
 
 
-def _by_row(lengths: _Lengths, rows: Int64s) -> pa.ListArray:
-    """Return a list of lengths for each row, from the row number of each length, ascending.
+@dataclass(frozen=True, slots=True, eq=False)
+class _Records:
+    """Records in order, those of a row next to each other."""
 
-    Lengths 5 9 4 of rows 0 0 1 -> [5, 9], [4].
-    """
-    starts = np.append(np.flatnonzero(np.diff(rows, prepend=-1)), len(rows))
-    return pa.ListArray.from_arrays(pa.array(starts, pa.int32()), pa.array(lengths, pa.int64()))
+    lengths: _Lengths
+    """Number of tokens of each record."""
+    is_first: Bools
+    """True for the first record of each row."""
 
+    @property
+    def num_rows(self) -> int:
+        return int(self.is_first.sum())
 
-def _first(rows: pa.ListArray, number: int) -> pa.ListArray:
-    """Return the first rows; start over if there are fewer."""
-    return rows.take(pa.array(np.resize(np.arange(len(rows)), number))) if len(rows) else rows
+    @classmethod
+    def of(cls, lengths: _Lengths, rows: Int64s) -> "_Records":
+        """Create records from lengths and the row number of each record, in ascending order."""
+        return cls(lengths, np.diff(rows, prepend=-1) != 0)
+
+    @classmethod
+    def concat(cls, parts: Sequence["_Records"]) -> "_Records":
+        lengths = np.concatenate([np.zeros(0, np.int32), *(each.lengths for each in parts)])
+        is_first = np.concatenate([np.zeros(0, np.bool_), *(each.is_first for each in parts)])
+        return cls(lengths, is_first)
+
+    def scaled(self, share: float) -> "_Records":
+        """Repeat the records to multiply their number: [5, 9] by 2.5 gives [5, 9, 5, 9, 5]."""
+        return self.resized(round(len(self.lengths) * share))
+
+    def resized(self, size: int) -> "_Records":
+        """Return the first `size` records; start over if there are fewer."""
+        return _Records(np.resize(self.lengths, size), np.resize(self.is_first, size))
+
+    def take(self, num_rows: int) -> "_Records":
+        """Return the first `num_rows` rows with all their records; start over if there are fewer.
+
+        Records [5 9 4] of rows [0 0 1], 3 rows: [5 9 4 5 9].
+        """
+        starts = np.flatnonzero(self.is_first)
+        if not len(starts):
+            return self
+        often, rest = divmod(num_rows, len(starts))
+        return self.resized(often * len(self.lengths) + int(starts[rest]))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Counted:
     """Records of a shard, or of a sample of it."""
 
-    every: pa.ListArray
-    """Tokens of all records of each row, before any is dropped."""
-    packed: pa.ListArray
-    """Tokens of the records that `pack` would take, cut as it would cut them."""
+    every: _Records
+    """All records, before any is dropped."""
+    packed: _Records
+    """Records that `pack` would take, cut as it would cut them."""
     num_read: int = 0
     """Number of rows read."""
     num_bytes: int = 1
@@ -162,15 +192,15 @@ class _Counted:
         if rule.over_length == "error":
             rule = rule.model_copy(update={"over_length": "drop"})
         admitted, rows = apply_over_length(tokenized, rule), number_rows(tokenized)
-        every = _by_row(tokenized["num_tokens"].to_numpy(), rows)
-        return cls(every, _by_row(admitted.lengths, rows[admitted.rows]), **read)
+        every = _Records.of(tokenized["num_tokens"].to_numpy(), rows)
+        return cls(every, _Records.of(admitted.lengths, rows[admitted.rows]), **read)
 
     def scaled(self, share: float) -> "_Counted":
         """Return the counts multiplied by `share`."""
         filtered = {name: round(n * share) for name, n in self.lineage["filtered"].items()}
         return _Counted(
-            _first(self.every, round(len(self.every) * share)),
-            _first(self.packed, round(len(self.packed) * share)),
+            self.every.scaled(share),
+            self.packed.scaled(share),
             rendered=self.rendered.scaled(share),
             quarantined={name: round(n * share) for name, n in self.quarantined.items()},
             num_bad=round(self.num_bad * share),
@@ -211,9 +241,9 @@ def estimate(recipe: Recipe, plan: Plan, workspace: Workspace) -> Estimate:
     """Estimate a run of `recipe`; takes one or two seconds for each source that is not cached."""
     shards: list[_Counted] = []
     by_source: dict[str, list[_Counted]] = {}
-    sources: dict[str, Counter[str]] = {}
+    sources: dict[str, dict[str, int]] = {}
     samples: dict[str, _Counted] = {}
-    num_bytes = num_over = 0
+    num_bytes = 0
     quarantined: Counter[str] = Counter()
     lineage: list[dict[str, Any]] = []
     of_texts: list[TextOfShard] = []
@@ -227,14 +257,13 @@ def estimate(recipe: Recipe, plan: Plan, workspace: Workspace) -> Estimate:
             of_texts.append(TextOfShard(source, shard, rows_out, unread))
         if receipt is not None:
             rendered = FORMAT.peek(formatted.key, workspace)
-            counts = [each for each in (checked, rendered, receipt) if each]
-            counted = _Counted.of(
-                read_table(receipt.path("tokenized.arrow")),
-                recipe,
-                rendered=render_counts([rendered] if rendered else []),
-                num_bad=sum(each.facts.num_bad_rows for each in counts),
-                quarantined=sum((Counter(each.facts.quarantined) for each in counts), Counter()),
-            )
+            counts = [checked, rendered, receipt]
+            bad = sum(each.facts.num_bad_rows for each in counts if each)
+            reasons = sum((Counter(each.facts.quarantined) for each in counts if each), Counter())
+            tokenized = read_table(receipt.path("tokenized.arrow"))
+            counted_texts = render_counts([rendered] if rendered else [])
+            bad_rows = {"num_bad": bad, "quarantined": reasons}
+            counted = _Counted.of(tokenized, recipe, rendered=counted_texts, **bad_rows)
         else:
             # All shards of a file share one sample, which is its first megabyte.
             if shard.file not in samples:
@@ -258,39 +287,38 @@ def estimate(recipe: Recipe, plan: Plan, workspace: Workspace) -> Estimate:
         shards.append(counted)
         by_source.setdefault(source_name(source), []).append(counted)
         quarantined.update(counted.quarantined)
-        lengths = counted.every.flatten().to_numpy()
-        num_over += int((lengths > recipe.pack.seq_len).sum())
-        sources.setdefault(shard.file, Counter()).update(
-            rows=len(counted.every), records=len(lengths), tokens=int(lengths.sum())
-        )
+        line = sources.setdefault(shard.file, {"rows": 0, "records": 0, "tokens": 0})
+        line["rows"] += counted.every.num_rows
+        line["records"] += len(counted.every.lengths)
+        line["tokens"] += int(counted.every.lengths.sum())
+    num_over = sum(int((each.every.lengths > recipe.pack.seq_len).sum()) for each in shards)
     mixed, every = (
         _mixed(recipe, {n: [getattr(each, kind) for each in own] for n, own in by_source.items()})
         for kind in ("packed", "every")
     )
-    lengths = mixed.flatten().to_numpy()
-    tokens = int(lengths.sum())
-    packs, balance_notes = _packs(recipe, lengths)
+    tokens = int(mixed.lengths.sum())
+    packs, balance_notes = _packs(recipe, mixed.lengths)
     rendering = RenderCounts.total([each.rendered for each in shards])
     factor = factor_note(rendering, recipe.format)
     num_read = sum(each["rows"] for each in lineage)
     num_bad = sum(each.num_bad for each in shards)
     notes = [*_notes(recipe, samples.values(), num_bytes, num_over), *balance_notes, factor]
-    refusals = _refusals(recipe, num_bad, num_over, num_read, len(lengths))
+    refusals = _refusals(recipe, num_bad, num_over, num_read, len(mixed.lengths))
     return Estimate(
-        rows=len(mixed),
-        records=len(lengths),
+        rows=mixed.num_rows,
+        records=len(mixed.lengths),
         tokens=tokens,
         packs=packs,
         bytes=round(tokens * _BYTES_PER_TOKEN[recipe.publish.layout]),
         is_exact=not samples,
-        sources={file: dict(counts) for file, counts in sources.items()},
+        sources=sources,
         notes=tuple(filter(None, notes)),
         rendering=rendering,
         quarantined=dict(quarantined.most_common()),
         filters=tuple(filters_of(lineage)),
         refusals=(*refusals, *unread_texts(recipe, of_texts)),
         # `every`, because a longer pack has room for records that this one drops.
-        seq_lens=_other_seq_lens(recipe, every.flatten().to_numpy()),
+        seq_lens=_other_seq_lens(recipe, every),
     )
 
 
@@ -315,11 +343,11 @@ def _refusals(
         yield "no rows are left to pack"
 
 
-def _other_seq_lens(recipe: Recipe, lengths: _Lengths) -> tuple[SeqLenTrial, ...]:
+def _other_seq_lens(recipe: Recipe, every: _Records) -> tuple[SeqLenTrial, ...]:
     pack = recipe.pack
     if pack.over_length == "window":  # windows depend on seq_len
         return ()
-    values, numbers = np.unique(lengths, return_counts=True)
+    values, numbers = np.unique(every.lengths, return_counts=True)
     counts = dict(zip(values.tolist(), numbers.tolist(), strict=True))
     multiple = pack.pad_record_to_multiple_of
     return tuple(try_seq_lens([counts], pack.seq_len, pack.strategy, pack.seed, multiple))
@@ -365,18 +393,17 @@ def _notes(
         yield f"duplicates are still counted here, but {' and '.join(dropped)} will drop them"
 
 
-def _mixed(recipe: Recipe, rows: Mapping[str, list[pa.ListArray]]) -> pa.ListArray:
-    """Return the rows of all sources, repeated or cut about as `weight` and `max_records` do."""
-    none = pa.array([], pa.list_(pa.int64()))
-    mixed = [none]
+def _mixed(recipe: Recipe, records: Mapping[str, list[_Records]]) -> _Records:
+    """Return the records of all sources, repeated or cut about as `weight` and `max_records` do."""
+    mixed = []
     for source in recipe.sources:
-        own = pa.concat_arrays([none, *rows.get(source_name(source), [])])
-        taken = len(own)
+        own = _Records.concat(records.get(source_name(source), []))
+        taken = own.num_rows
         if source.max_records is not None:
             taken = min(taken, source.max_records)
-        # Lengths [5], [9] of two rows with weight 1.5: [5], [9], [5].
-        mixed.append(_first(_first(own, taken), round(taken * source.weight)))
-    return pa.concat_arrays(mixed)
+        # Lengths [5 9] of two rows with weight 1.5: [5 9 5].
+        mixed.append(own.take(taken).take(round(taken * source.weight)))
+    return _Records.concat(mixed)
 
 
 def _sampled(recipe: Recipe, source: SourceConfig, uri: str, workspace: Workspace) -> _Counted:

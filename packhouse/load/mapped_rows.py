@@ -293,7 +293,7 @@ def mapped_file(
         staged = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
         try:
             write = partial(_write_rows, source, entry, columns, staged)
-            version_reader.decode_in_worker(write, entry)
+            version_reader.decode_in_worker(write, source, entry.key)
             os.replace(staged, path)
         finally:
             staged.unlink(missing_ok=True)
@@ -334,7 +334,8 @@ def check_row_groups(path: Path, entry: FileEntry, cache: Path) -> None:
     proof = cache / "loaded" / f"{entry.sha256}.bounded"
     with disks.disk_errors(proof.parent), locked(proof):
         if not proof.exists():
-            version_reader.decode_in_worker(partial(_read_row_groups, path, entry), entry)
+            read = partial(_read_row_groups, path, entry)
+            version_reader.decode_in_worker(read, path, entry.key)
             disks.write_whole(proof, b"")
 
 

@@ -356,8 +356,10 @@ def find_on_hub(uri: str) -> list[SourceFile]:
         sizes: dict[str, int] | None = None
         folder = path[: pattern.start()].rpartition("/")[0] if pattern else path
         if path and not pattern:
-            cached = try_to_load_from_cache(wanted.repo, path, **of_commit)
-            if isinstance(cached, str) and wanted.revision == commit:  # a branch may have moved
+            cached = None
+            if wanted.revision == commit:  # no network is needed for a file in the cache
+                cached = try_to_load_from_cache(wanted.repo, path, **of_commit)
+            if isinstance(cached, str):
                 sizes = {path: Path(cached).stat().st_size}
             else:
                 [*found] = api.get_paths_info(wanted.repo, [path], **of_commit)

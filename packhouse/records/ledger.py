@@ -242,17 +242,19 @@ def filters_of(sources: Iterable[Mapping[str, Any]]) -> list[Filter]:
     """
     found: dict[tuple[str, str], Filter] = {}
     for each in sources:
-        where = (each.get("settings") or {}).get("where") or []
+        settings = each.get("settings")
+        where = settings.get("where") if isinstance(settings, Mapping) else None
         left_out = each.get("filtered", {})
         if isinstance(where, str):
             left_out = {where: each.get("dropped", {}).get("filtered", 0), **left_out}
             # The manifest has one count for a single expression, and one for each of a list.
             where = [where]
-        name = each.get("file", "").partition("/")[0]
-        for text in where:
-            before = found.get((name, text), Filter(name, text, 0, 0))
-            filtered = before.filtered + left_out.get(text, 0)
-            found[name, text] = Filter(name, text, filtered, before.rows + each.get("rows", 0))
+        name = str(each.get("file", "")).partition("/")[0]
+        for text in where if isinstance(where, list) else ():
+            if isinstance(text, str):  # a manifest from a store is not trusted
+                before = found.get((name, text), Filter(name, text, 0, 0))
+                filtered = before.filtered + left_out.get(text, 0)
+                found[name, text] = Filter(name, text, filtered, before.rows + each.get("rows", 0))
     return list(found.values())
 
 
@@ -293,8 +295,10 @@ def in_and_out(ledger: Sequence[LedgerLine]) -> tuple[tuple[str, str], list[tupl
     """
     if not any(line.num_added_records for line in ledger):
         return ("rows in", "rows out"), [(line.rows_in, line.rows_out) for line in ledger]
+    units = units_of(ledger)
     cells: list[tuple[Cell, Cell]] = []
-    for line, (before, after) in zip(ledger, units_of(ledger).values(), strict=True):
+    for line in ledger:
+        before, after = units[line.step]
         cells.append((counted(line.rows_in, before), counted(line.rows_out, after)))
     return ("in", "out"), cells
 

@@ -249,6 +249,8 @@ def publish_version(
         IntegrityError: A local file does not match its sha256.
         StoreRefusedError: The store does not support safe concurrent publishing.
     """
+    object_keys.check_name("dataset", dataset)
+    object_keys.check_vid(vid)
     if not any(file.kind == "data" for file in files):
         raise ConfigError("nothing to publish: no data files")
     require_guarded(store)

@@ -123,3 +123,10 @@ def test_a_filter_that_leaves_no_row_is_reported(project):
         match="no row is left of 60: `where` leaves out 60; `false` of rows 60; 0 are bad",
     ):
         project.prepare(recipe=with_where(project, where="false"))
+
+
+@pytest.mark.parametrize("where", [5, [None], [5], {"a": 1}, ["n > 1", {"b": 1}]])
+def test_filters_of_a_forged_manifest_are_left_out(where):
+    found = filters_of([{"file": "a/a.jsonl", "rows": 9, "settings": {"where": where}}])
+
+    assert {each.where for each in found} <= {"n > 1"}

@@ -164,6 +164,8 @@ def test_the_command_prints_a_table_json_and_csv(make):
     lines = [json.loads(line) for line in call("--json").splitlines()]
     assert [line["row"] for line in lines] == [0, 1]
     assert list(csv.DictReader(io.StringIO(call("--csv"))))[1]["text"] == lines[1]["text"]
+    returns = CliRunner().invoke(cli, ["sql", uri, "select 'a' || chr(13) || 'b' as x", "--csv"])
+    assert returns.stdout == 'x\n"a\rb"\n'  # without quotes, it would be two rows
 
 
 def test_stats_are_those_of_the_ledger_and_the_manifest(make):

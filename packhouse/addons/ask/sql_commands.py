@@ -1,12 +1,12 @@
 """`packhouse sql VERSION QUERY` and `packhouse stats VERSION`: query a version."""
 
 import csv
-import io
 import json
 import math
 import os
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import click
@@ -61,13 +61,13 @@ def sql(target: str, query: str, as_json: bool, as_csv: bool, limit: int, cache:
         for row in _plain_rows(table):
             echo(json.dumps(row))
     elif as_csv:
-        written = io.StringIO()
-        writer = csv.writer(written, lineterminator="\n")
+        lines: list[str] = []
+        writer = csv.writer(SimpleNamespace(write=lines.append))
         writer.writerow(table.column_names)
         for row in _plain_rows(table):
             plain = row.values()
             writer.writerow([json.dumps(v) if isinstance(v, list | dict) else v for v in plain])
-        echo_data(written.getvalue().removesuffix("\n"))
+        echo_data("\n".join(line.removesuffix("\r\n") for line in lines))
     else:
         print_rows(table, limit)
 

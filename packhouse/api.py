@@ -9,6 +9,7 @@ later as a recipe, on a schedule or a cluster.
 """
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import cached_property
@@ -35,12 +36,12 @@ from packhouse.system.wording import by_name, counted, text_table
 log = logging.getLogger("packhouse.run.step_cache")
 
 
-class _Table:
+class _Table(ABC):
     """Prints as a table, and converts to a pandas frame."""
 
+    @abstractmethod
     def _columns(self) -> dict[str, list[Any]]:
         """Return the cells of each column; the first one names the rows."""
-        raise NotImplementedError
 
     def to_pandas(self) -> Any:
         """Return the table as a `pandas.DataFrame`, its rows named by the first column."""

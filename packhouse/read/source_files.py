@@ -247,7 +247,9 @@ def _local(path: Path, root: Path) -> SourceFile:
     if any("\ud800" <= letter <= "\udfff" for letter in str(path)):
         what = "has a name that is not valid UTF-8, which a manifest cannot store. Rename the file"
         raise SourceError(f"source {os.fsencode(path)!r} {what}")
-    uri = os.path.abspath(path)  # noqa: PTH100 (resolve() would follow links of parents)
+    # `Path.resolve` would follow the links of parents, and the URI would name another folder than
+    # the recipe does; `Path.absolute` would keep `..`.
+    uri = os.path.abspath(path)  # noqa: PTH100
     name = path.relative_to(root).as_posix()
     return SourceFile(uri, name, status.st_size, str(status.st_mtime_ns))
 

@@ -50,7 +50,6 @@ _FUNCTION = {"name": PROBE_NAME, "arguments": {}}
 PROBE_CALL = [{"type": "function", "id": "call00000", "function": _FUNCTION}]
 PROBE_TEXT = "Therefore"
 NOT_TRAINED = 'set "weight": 0 on that message so that it is not trained'
-_JOIN = f"Set format.turns: joined, or {NOT_TRAINED}"
 MAX_BYTES = 2**26  # in all records of one row
 # To render each prompt of a long row takes quadratic time.
 MAX_PROVEN = 16  # with more answers than this in a row, only one of each kind is rendered

@@ -232,6 +232,8 @@ class Parsed:
     """The columns of `json(column, ...)`, which gives them with the file's keys and order."""
     in_json: tuple[str, ...] = ()
     """The columns that are read as `json(column)` inside a larger expression."""
+    as_text: tuple[str, ...] = ()
+    """The paths that a function such as `concat_ws` joins to text."""
 
     @property
     def is_evaluated(self) -> bool:
@@ -385,6 +387,17 @@ def check_types(config: SourceConfig, columns: Mapping[str, Kind]) -> None:
     Raises:
         ConfigError: one does not; the message names it, the reason and the types.
     """
+    for place, text, parsed in _expressions(config):
+        for path in parsed.as_text:
+            kind = _kind_at(path, columns)
+            while isinstance(kind, list):
+                (kind,) = kind
+            if kind and isinstance(kind, dict):  # empty ones are JSON already
+                call = f"to_json({path})" if "." in path else f"json({path})"
+                raise ConfigError(
+                    f"source '{config.path}': {place} `{text}`: objects in {path} would become "
+                    f"text that is not JSON, such as {{'key': value}}. Write {call}"
+                )
     where, select = _evaluated(config)
     try:
         _in_worker(config, partial(bind, where, select, _table([], columns)), 0)
@@ -393,6 +406,15 @@ def check_types(config: SourceConfig, columns: Mapping[str, Kind]) -> None:
         types = ", ".join(f"{name} {shown_kind(kind)}" for name, kind in typed)
         said = f". Its columns: {types[:500]}" if types else ""
         raise ConfigError(f"source '{config.path}': {error}{said}") from None
+
+
+def _kind_at(path: str, columns: Mapping[str, Kind]) -> Kind:
+    """Return the kind of a column, or of a field inside of it, such as `input.question`."""
+    kind: Kind = dict(columns)
+    for name in path.split("."):
+        inside = {key.lower(): kind[key] for key in kind} if isinstance(kind, dict) else {}
+        kind = inside.get(name.lower(), "null")
+    return kind
 
 
 def reshape(rows: Sequence[Any], config: SourceConfig, columns: Mapping[str, Kind]) -> Reshaped:
@@ -569,6 +591,8 @@ clock or random numbers, and none produces output much larger than its arguments
 
 FUNCTIONS = frozenset(name for names in FUNCTION_GROUPS.values() for name in names.split())
 
+_JOINING = frozenset("concat concat_ws || format printf".split())
+"""Functions that turn any argument to text."""
 _WITH_LAMBDA = frozenset(
     "list_filter array_filter filter list_transform array_transform list_apply array_apply apply "
     "list_reduce array_reduce reduce".split()
@@ -646,7 +670,7 @@ def parse_expression(connection: Any, text: str, functions: frozenset[str]) -> P
         raise ConfigError("it is more than one expression. Write one over the row's columns")
     if selected[0].get("function_name") == "row":  # `()` or `(a, b)`
         raise ConfigError("it is empty or more than one expression. Write one expression")
-    called = []
+    called, as_text = [], []
     as_json = _columns_in_json(selected[0])
     read = Counter(path[0] for path in _column_paths(selected[0]))
     in_json = Counter[str]()
@@ -658,6 +682,9 @@ def parse_expression(connection: Any, text: str, functions: frozenset[str]) -> P
             _check(item, functions)
         if (name := str(item.get("function_name")).lower()) in functions:
             called.append(name)
+        if item.get("function_name") in _JOINING:
+            inside = [each["expression"].get("column_names") for each in item.get("arguments", ())]
+            as_text += [".".join(names) for names in inside if names]
     for name, number in in_json.items():
         if read[name] != number:
             raise ConfigError(
@@ -672,6 +699,7 @@ def parse_expression(connection: Any, text: str, functions: frozenset[str]) -> P
         bare=bare[0] if len(bare) == 1 else None,
         as_json=tuple(as_json),
         in_json=tuple(in_json),
+        as_text=tuple(as_text),
     )
 
 

@@ -267,6 +267,10 @@ def bad(talk: Talk) -> str:
     return f"I am not at all sure about {talk.question}"
 
 
+def half(number: int) -> float:
+    return number / 2 if number % 2 else number // 2
+
+
 # Fields with several meanings: rows, the number of the right candidate, and its conversations.
 # fmt: off
 ASKED: dict[str, tuple[Callable[[int, Talk], dict[str, Any]], int, list[Talk]]] = {
@@ -498,6 +502,14 @@ ASKED: dict[str, tuple[Callable[[int, Talk], dict[str, Any]], int, list[Talk]]] 
         "expected_source": f"doc{n}.md", "expected_answer": t[1]}, 1, TALKS),
     "numbers as answers": (lambda n, t: {"prompt": t[0], "completion": n}, 1,
         [Talk(t[0], str(n)) for n, t in enumerate(TALKS)]),
+    "numbers as answers about a passage": (lambda n, t: {"question": "How much is it?", "answer":
+        half(n), "passage": t[0]}, 1, [Talk(t[0], str(half(n))) for n, t in enumerate(TALKS)]),
+    "the better of two answers, counted from 0": (lambda n, t: {"prompt": t[0], "response_0":
+        (bad(t), t[1])[n % 2], "response_1": (t[1], bad(t))[n % 2], "better_response_id":
+        1 - n % 2}, 1, TALKS),
+    "the better of two answers, counted from 1": (lambda n, t: {"prompt": t[0], "output_1":
+        (bad(t), t[1])[n % 2], "output_2": (t[1], bad(t))[n % 2], "preference": 2 - n % 2}, 1,
+        TALKS),
     "turns without speakers": (lambda n, t: {"dialog": [*t], "source": "x"}, 1, TALKS),
     "two texts in a list of any name": (lambda n, t: {"id": n, "texts": [*t]}, 1, TALKS),
     "a passage that fits a query and one that does not": (lambda n, t: {"query": t[0],
@@ -794,6 +806,21 @@ def test_nothing_is_written_where_rows_can_be_read_in_several_ways(name, project
         assert sorted(t.answer for t in found) == sorted(t.answer for t in expected)
     else:
         check(found, expected)
+
+
+def test_true_and_false_answer_a_question_about_a_passage(project):
+    rows = [
+        {"question": "Is it?", "answer": n % 3 > 0, "passage": t[0]} for n, t in enumerate(TALKS)
+    ]
+    Path("a.jsonl").write_bytes(lines(rows))
+    code, said = project.init("a.jsonl")
+    assert code == 7, said
+    assert "there is nothing to train." in said  # such as in the results of an evaluation
+
+    project.choose(said)
+
+    read = sorted((prompt.count(t[0]), said) for prompt, said in project.read() for t in TALKS)
+    assert [said for is_in, said in read if is_in] == ["false"] * 4 + ["true"] * 8
 
 
 MAY_MATTER = {

@@ -21,7 +21,7 @@ from tests.commands.test_init import PUBLIC, TALKS
 # Datasets with text besides the conversation, or two questions or answers: the right candidate.
 ASKED = {
     "Magpie-Align/Magpie-Pro-300K-Filtered": 1,
-    "open-r1/OpenR1-Math-220k": 1,
+    "open-r1/OpenR1-Math-220k": 0,
     "AI-MO/NuminaMath-1.5": 0,
     "nvidia/OpenMathInstruct-2": 0,
     "Salesforce/xlam-function-calling-60k": 0,

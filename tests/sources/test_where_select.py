@@ -1,6 +1,7 @@
 """Source settings `where` and `select`: rows kept, dropped, quarantined and changed."""
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,29 @@ def test_json_inside_an_expression_keeps_the_keys_and_types_of_each_row(read_byt
             read_bytes(lines(rows), select={"prompt": "q", "completion": text})
     with pytest.raises(ConfigError, match="with and without json"):
         read_bytes(lines(rows[:2]), where="length(args) > 0", select=select)
+
+
+@pytest.mark.parametrize(
+    ("expression", "fix"),
+    [
+        ("concat_ws(' ', q, Args)", "json(Args)"),
+        ("q || args.inner", "to_json(args.inner)"),
+        ("format('{}', list)", "json(list)"),
+    ],
+)
+def test_an_object_is_not_joined_to_text_unless_it_is_json(expression, fix, read_bytes):
+    """DuckDB joins `{'a': 1, 'inner': {'b': x y}}`, which answers of a public file would train."""
+    rows = [{"q": "1 + 1?", "args": {"a": 1, "inner": {"b": "x y"}}, "list": [{"c": "z"}]}]
+    select = {"question": "q", "answer": expression}
+    with pytest.raises(ConfigError, match=rf"would become text that is not JSON.*{re.escape(fix)}"):
+        read_bytes(lines(rows), select=select)
+
+    path = fix.partition("(")[2].removesuffix(")")
+    select["answer"] = expression.replace(path, fix)
+    ((_, (_, answer)),) = read_bytes(lines(rows), select=select).texts
+    whole = {"json(Args)": rows[0]["args"], "json(list)": rows[0]["list"]}
+    told = whole.get(fix, rows[0]["args"]["inner"])
+    assert json.loads(answer.removeprefix("1 + 1?").strip()) == told
 
 
 def test_columns_of_csv_are_text(read_bytes):

@@ -75,6 +75,8 @@ _UTTERANCES = frozenset("patterns examples utterances".split())
 _PIECES = frozenset("words tokens characters chars sentences".split())
 """Words in names of lists with the pieces of one text."""
 _MAX_CLASSES = 200
+_WINNERS = frozenset("winner winning preferred preference better safer best chosen choice".split())
+"""Words in names of the number of the better of two answers."""
 
 
 def readings_of(layout: Layout, fields: Mapping[str, Field]) -> list[Reading]:
@@ -103,6 +105,7 @@ def readings_of(layout: Layout, fields: Mapping[str, Field]) -> list[Reading]:
         *multiple_choice(rows, fields),
         *_natural(rows, fields),
         *_preferences(rows),
+        *_numbered_winners(rows, fields),
         *message_lists(rows),
         *made_of_lists(rows),
         *_pairs(rows, fields),
@@ -444,6 +447,43 @@ def _preferences(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
     if {*pairs[0]} != {"chosen", "rejected"}:
         reads = {name: ours for ours, name in fields.items()}
         yield read_as("preference", reads, is_sure=True, fields=fields)
+
+
+def _numbered_winners(
+    rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]
+) -> Iterator[Reading]:
+    """Yield readings of two answers and the number of the better one, counted from 0 or 1.
+
+    Example:
+        >>> row = {"prompt": "1 + 1?", "response_0": "3", "response_1": "2", "better_response": 1}
+        >>> fields = {"better_response": Field(values=Counter([0, 1]))}
+        >>> [reading] = _numbered_winners([row], fields)
+        >>> reading.settings["select"]["chosen"]
+        '["response_0", "response_1"]["better_response" + 1]'
+    """
+    texts = texts_of(rows[0], rows)
+    stems = Counter(name[:-1].lower() for name in texts if re.search(r"[abAB012]$", name))
+    sides = sorted(name for name in texts if stems[name[:-1].lower()] == 2)
+    prompt = best_of([name for name in texts if name not in sides], QUESTION)
+    if len(sides) != 2 or prompt is None:
+        return
+    for name in rows[0]:
+        numbers = {*fields.get(name, Field()).values}
+        start = min(numbers, default=0)
+        if _WINNERS & {*words_of(name)} and start in (0, 1) and numbers == {start, start + 1}:
+            both = f"[{', '.join(map(sql, sides))}]"
+            number, other = (
+                (sql(name), f"3 - {sql(name)}")
+                if start
+                else (f"{sql(name)} + 1", f"2 - {sql(name)}")
+            )
+            select = {
+                "prompt": sql(prompt),
+                "chosen": f"{both}[{number}]",
+                "rejected": f"{both}[{other}]",
+            }
+            reads = {prompt: "prompt", **dict.fromkeys(sides, "answers"), name: "the better answer"}
+            yield read_as("preference", reads, select=select)
 
 
 def _with_splits(

@@ -475,9 +475,12 @@ def _candidates(
         if (more := with_context(reading, unread, layout.rows)) is not None:
             # The loop goes over `readings`, so the longer reading is tried, too.
             readings.append(more)
+    answers = {*names_like([*survey.fields], ANSWER)}
     return sorted(
         found,
         key=lambda each: (
+            # Of a question, a passage and whether it is so, the passage was offered first.
+            bool(each.reading.prompt and answers and not each.reading.answers & answers),
             *(len(each.trial.unread), not each.reading.is_sure),
             "choices" not in each.reading.reads.values(),
         ),

@@ -469,6 +469,10 @@ def _show_candidates(
                 reads = ", ".join(candidate.reading.reads)
                 print_text(f"note: {reads} cannot be trained together: {why_not}")
         if not as_json:
+            print_text(
+                "If nothing in this file is what a model should learn to write, as in logs, "
+                "results of an evaluation or texts for a search, there is nothing to train."
+            )
             print_text(f"If none is right, and {NAME_THE_FIELDS}")
     if as_json:
         echo(json.dumps({"candidates": found}))

@@ -3,7 +3,6 @@
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -413,7 +412,7 @@ def _with_tools(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
 def as_json(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
     """Yield readings in which the question, the answer or both are objects or lists, read as JSON.
 
-    A whole number can be the answer to the only text. If no field is named like an answer, all
+    A number, or true or false, can be the answer, too. If no field is named like an answer, all
     other texts, labels and objects together can be the answer, as one object. A label can be the
     answer to all of them.
 
@@ -441,15 +440,15 @@ def as_json(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
     asking = names_like(names, QUESTION) or names_like(texts, PLAIN)
     answering = names_like(names, ANSWER)
     contexts = [name for name in texts if name.lower() in CONTEXT]
-    # `type`, because `isinstance(True, int)` is true.
-    numbers = [
-        n for n in names_like([*rows[0]], ANSWER) if all(type(row[n]) is int for row in rows)
+    values = [
+        name
+        for name in names_like([*rows[0]], ANSWER)
+        if all(isinstance(row[name], int | float) for row in rows)  # also true and false
     ]
-    if len(names) == 1 and asking and numbers:  # such as classes by number
-        yield replace(in_json(rows, {"question": asking, "answer": numbers[:1]}), is_sure=False)
-        return
     pairs: list[tuple[list[str], list[str]]] = []
-    if answering:
+    if values and not answering and _choices(rows) is None:
+        asking, answering = asking[:1], values[:1]
+    elif answering:
         asking = asking or names_like(texts, LIKELY_QUESTION)
     else:
         answering = objects
@@ -470,7 +469,7 @@ def as_json(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
         ([asks], [says])
         for asks in asking
         for says in answering
-        if asks != says and (asks in objects or says in objects)
+        if asks != says and {asks, says}.intersection([*objects, *values])
     ]
     for asked, said in pairs[:SHOWN]:
         read = {"question": asked, "answer": said}
@@ -488,11 +487,11 @@ def in_json(rows: Sequence[dict[str, Any]], read: Mapping[str, list[str]]) -> Re
     reads: dict[str, str] = {}
     for ours, names in read.items():
         is_json = len(names) > 1 or isinstance(rows[0][names[0]], dict | list)
-        select[ours] = f"json({', '.join(map(sql, names))})" if is_json else sql(names[0])
+        # Answers must be text: naming the numbers of files 15, 299 and 530 as answers failed.
+        is_value = ours == "answer" and isinstance(rows[0][names[0]], int | float)
+        written = f"json({', '.join(map(sql, names))})"
+        select[ours] = written if is_json or is_value else sql(names[0])
         reads |= dict.fromkeys(names, f"{ours}, as JSON" if is_json else ours)
-    # Answers must be text: naming the numbers of files 15, 299 and 530 as answers failed.
-    if type(rows[0][read["answer"][0]]) is int:
-        select["answer"] = f"CAST({select['answer']} AS VARCHAR)"
     return read_as("question_answer", reads, select=select)
 
 

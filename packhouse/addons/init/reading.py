@@ -107,6 +107,11 @@ class Reading:
         return {name for name, ours in self.reads.items() if ours in _TRAINED - prompts}
 
     @property
+    def answers(self) -> set[str]:
+        """Names of the fields of which an answer is made, such as `answer: the letter`."""
+        return self.trained | {n for n, ours in self.reads.items() if ours.startswith("answer")}
+
+    @property
     def removes_marks(self) -> bool:
         """True if it reads turns from texts and leaves out the marks or names of their speakers."""
         return not {UNNAMED, TEMPLATED, TALK}.isdisjoint(self.reads.values())

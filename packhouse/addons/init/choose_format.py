@@ -422,6 +422,7 @@ def _candidates(
     located = {key: value for key, value in survey.settings.items() if key not in _FOUND}
     located |= {"media": given["media"]} if "media" in given else {}
     ignored, can_be_ignored = given.get("ignored_fields", ()), explained(survey)
+    objects = [row for row in layout.rows if isinstance(row, dict)]
     names = {*layout.rows[0]} if isinstance(layout.rows[0], dict) else set()
     with_media = {n for n in names.difference(ignored) if survey.fields[n].has_media}
     files = {n for n in with_media if all(is_media(row[n]) for row in layout.rows)}
@@ -455,7 +456,9 @@ def _candidates(
             source = SourceConfig(path=str(path), **settings)
             trial = try_source(source, rules)
             known = {*ignored, *(with_media if "media" in given else ())}
-            left_out = _unexplained(survey, layout.rows, reading, trial)
+            topics = _topics_in_answers(objects, reading)
+            left_out = _unexplained(survey, objects, reading, trial)
+            left_out |= dict.fromkeys(topics, "answers repeat it")
             left_out = {name: what for name, what in left_out.items() if name not in known}
             candidate = Candidate(reading, trial, source, layout, left_out)
         except PackhouseError:
@@ -471,7 +474,7 @@ def _candidates(
         # The texts of an object are one context, as in file 2101.
         outer = [name if name in names else name.partition(".")[0] for name in trial.unread]
         unread = [name for name in dict.fromkeys(outer) if name not in reasoning]
-        unread += [n for n in left_out if n.lower() in CONTEXT or left_out[n] == _TOLD]
+        unread += [n for n in left_out if n.lower() in CONTEXT or n in topics]
         if (more := with_context(reading, unread, layout.rows)) is not None:
             # The loop goes over `readings`, so the longer reading is tried, too.
             readings.append(more)
@@ -506,26 +509,23 @@ def _is_literal(text: object) -> bool:
 
 
 def _unexplained(
-    survey: Survey, rows: Sequence[Any], reading: Reading, trial: Trial
+    survey: Survey, rows: Sequence[dict[str, Any]], reading: Reading, trial: Trial
 ) -> dict[str, str]:
     """Return the fields that a reading leaves out although they may matter, and their contents.
 
     Not those with text: what no field repeats is in `Trial.unread`.
     """
-    rows = [row for row in rows if isinstance(row, dict)]
-    left_out = {name for row in rows for name in row} - {*reading.reads}
-    left_out -= {*option_names(left_out, SourceConfig(path="")).values()}
     # The only number next to a text may be what a model should predict.
+    left_out = _left_out(rows, reading)
     is_target = reading.settings["format"] == "text" and len(left_out) == 1
     decides = _are_ambiguous(trial)
-    prompts = reading.reads.keys() - reading.trained
     found = {}
-    for name in sorted(left_out):
+    for name in left_out:
         held = survey.fields[name]
         is_same = held.has_few_values and len(held.values) < 2
         may_decide = decides or (is_target and held.kind == "number")
         may_decide = may_decide and not is_same and not ID_WORDS.intersection(words_of(name))
-        filled = [row for row in rows if row.get(name) not in (None, "")]
+        filled = _filled(rows, name)
         if (
             held.num_texts < MIN_SHARE * survey.num_rows
             and (may_decide or not is_explained(name, held, survey.num_rows))
@@ -534,21 +534,47 @@ def _unexplained(
             found[name] = explanation(name, held, survey.num_rows) or held.kind
             if decides and may_decide:
                 found[name] += ", and equal prompts have different answers"
-        parts = [row[name] for row in filled if isinstance(row[name], dict)]
+    return found | _verdicts_inside(rows, left_out) | _flags_of_messages(rows, reading)
+
+
+def _left_out(rows: Sequence[dict[str, Any]], reading: Reading) -> list[str]:
+    """Return the fields that a reading does not read and that are no options of a row."""
+    left_out = {name for row in rows for name in row} - {*reading.reads}
+    return sorted(left_out - {*option_names(left_out, SourceConfig(path="")).values()})
+
+
+def _filled(rows: Sequence[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+    return [row for row in rows if row.get(name) not in (None, "")]
+
+
+def _verdicts_inside(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> dict[str, str]:
+    """Return the objects with a key that may call an answer good or bad, and what the key holds."""
+    found = {}
+    for name in names:
+        parts = [row[name] for row in rows if isinstance(row.get(name), dict)]
         for key in dict.fromkeys(key for part in parts for key in part):
             values = {str(part.get(key)) for part in parts}
             if VERDICTS & {*words_of(key)} and 1 < len(values) < 5:
                 found[name] = f"{key!r} in it has {len(values)} different values"
-        # Of 180 public files, one had such answers, in 8% of its rows, and the next most had 1%.
-        if (LABEL_WORDS - ORIGIN_WORDS) & {*words_of(name)} and prompts:
+    return found
+
+
+def _topics_in_answers(rows: Sequence[dict[str, Any]], reading: Reading) -> list[str]:
+    """Return the topics and categories that answers repeat and prompts do not.
+
+    A model can only learn such an answer if the topic is in its prompt. Of 180 public files, one
+    had such answers, in 8% of its rows, and the next most had 1%.
+    """
+    prompts = reading.reads.keys() - reading.trained
+    found = []
+    for name in _left_out(rows, reading):
+        if prompts and (LABEL_WORDS - ORIGIN_WORDS) & {*words_of(name)}:
+            filled = _filled(rows, name)
             told = [is_told(row, name, reading.trained) for row in filled]
             asked = [is_told(row, name, prompts) for row in filled]
             if sum(map(operator.gt, told, asked)) >= max(2, MIN_SHARE * len(rows)):
-                found[name] = _TOLD
-    return found | _flags_of_messages(rows, reading)
-
-
-_TOLD = "answers repeat it"
+                found.append(name)
+    return found
 
 
 def _are_ambiguous(trial: Trial) -> bool:

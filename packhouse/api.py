@@ -26,8 +26,7 @@ from packhouse.registry import function_of_addon, has_function
 from packhouse.run.chain import prepare_recipe
 from packhouse.run.prepare_arguments import recipe_for
 from packhouse.run.step_cache import Workspace
-from packhouse.store import OpenVersion
-from packhouse.store import open_version as open_stored
+from packhouse.store import OpenVersion, open_version as open_stored
 from packhouse.store.version_reader import open_address
 from packhouse.system.disks import check_cache, default_cache, find_cache
 from packhouse.system.progress import show_progress, start_phase

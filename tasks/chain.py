@@ -27,8 +27,7 @@ from packhouse.errors import PackhouseError
 from packhouse.read.compression import lines_of_rows, place_of
 from packhouse.recipe import Recipe
 from packhouse.records.ledger import RowCounts, filters_of, ledger_of, units_of
-from packhouse.run.chain import Plan, Prepared
-from packhouse.run.chain import prepare as prepare_chain
+from packhouse.run.chain import Plan, Prepared, prepare as prepare_chain
 from packhouse.run.step import AnyJob
 from packhouse.run.step_cache import AnyReceipt, open_mirror
 from packhouse.run.steps.validate import QUARANTINE

@@ -38,8 +38,7 @@ from packhouse.store.store_requests import run
 from packhouse.system.disks import default_cache
 from tasks.allowed_places import allowed_recipe
 from tasks.dataset_slot import place_of
-from tasks.outcomes import flow_run as current_run
-from tasks.outcomes import tags_with, version_asked
+from tasks.outcomes import flow_run as current_run, tags_with, version_asked
 
 log = logging.getLogger("packhouse.flows")
 

@@ -6,16 +6,19 @@ Readers never list objects: ref -> manifest -> files. A version exists as soon a
 same code is run and simulated.
 """
 
-from packhouse.store.commit import LocalFile as LocalFile
-from packhouse.store.commit import publish_version as publish_version
+from packhouse.store.commit import LocalFile as LocalFile, publish_version as publish_version
 from packhouse.store.manifest import FileEntry as FileEntry
 from packhouse.store.object_store import open_store as open_store
-from packhouse.store.refs import Ref as Ref
-from packhouse.store.refs import load_ref as load_ref
-from packhouse.store.refs import rollback_ref as rollback_ref
-from packhouse.store.refs import set_ref as set_ref
-from packhouse.store.version_reader import OpenVersion as OpenVersion
-from packhouse.store.version_reader import VerifyReport as VerifyReport
-from packhouse.store.version_reader import open_version as open_version
-from packhouse.store.version_reader import pull_version as pull_version
-from packhouse.store.version_reader import verify_version as verify_version
+from packhouse.store.refs import (
+    Ref as Ref,
+    load_ref as load_ref,
+    rollback_ref as rollback_ref,
+    set_ref as set_ref,
+)
+from packhouse.store.version_reader import (
+    OpenVersion as OpenVersion,
+    VerifyReport as VerifyReport,
+    open_version as open_version,
+    pull_version as pull_version,
+    verify_version as verify_version,
+)

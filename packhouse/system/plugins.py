@@ -18,8 +18,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from importlib.metadata import EntryPoint, PackageNotFoundError, distribution, entry_points
-from importlib.metadata import version as version_of
+from importlib.metadata import (
+    EntryPoint,
+    PackageNotFoundError,
+    distribution,
+    entry_points,
+    version as version_of,
+)
 from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
 

@@ -8,8 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from click.testing import CliRunner
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from packhouse.auditing.audit_limits import check_audit
 from packhouse.auditing.shard_audit import audit_packs, audit_records

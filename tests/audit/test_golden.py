@@ -7,8 +7,7 @@ import orjson
 import pytest
 import yaml
 from click.testing import CliRunner
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from packhouse.addons.golden import check_pinned, pin, read_golden, write_golden
 from packhouse.cli import cli

@@ -1,8 +1,7 @@
 import pickle
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from packhouse.errors import ContractError, EmptyDatasetError, QuarantineLimitError
 from packhouse.records.ledger import LedgerLine, RowCounts, check_quarantine, ledger_of

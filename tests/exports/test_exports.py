@@ -14,8 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from packhouse.addons import exports as writing
-from packhouse.addons.exports import FORMATS, export_version
-from packhouse.addons.exports import export as export_command
+from packhouse.addons.exports import FORMATS, export as export_command, export_version
 from packhouse.errors import ConfigError, IntegrityError, VersionNotFoundError
 from packhouse.recipe import load_recipe
 from packhouse.run.chain import plan_jobs

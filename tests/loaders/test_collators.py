@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from packhouse import ClassificationCollator, PackedCollator, PaddedCollator
 from packhouse.errors import ConfigError, ContractError, SequenceTooLongError

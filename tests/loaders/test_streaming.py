@@ -11,8 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch.distributed as dist
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch.utils.data import DataLoader, IterableDataset, _utils, get_worker_info
 
 from packhouse import PackedCollator, StreamingPackedDataset, load_packed, training_receipt

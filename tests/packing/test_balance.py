@@ -6,8 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from packhouse import StreamingPackedDataset, load_packed
 from packhouse.addons.plan import estimate

@@ -5,8 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from packhouse.pack.gather_tokens import GatherTally, PackStatistics, gather, length_histogram
 from packhouse.pack.pack_columns import (

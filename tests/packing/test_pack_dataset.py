@@ -7,8 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from datasets import Dataset, DatasetDict, IterableDataset
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from packhouse import PackedCollator, PackTally, pack_dataset
 from packhouse.errors import ConfigError, ContractError, SequenceTooLongError

@@ -4,8 +4,7 @@ from typing import get_args
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from packhouse.errors import ConfigError, ContractError, SequenceTooLongError
 from packhouse.pack.fit_decreasing import (

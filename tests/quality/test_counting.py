@@ -4,8 +4,7 @@ import json
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from packhouse.addons.quality import combine_quality, count_quality
 from tests.audit.conftest import turns, validated_table

@@ -5,8 +5,7 @@ from typing import get_args
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from packhouse.records.message_rules import REASONS, role_violations
 from packhouse.records.reasons import TurnOrder

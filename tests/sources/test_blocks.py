@@ -4,8 +4,7 @@ import json
 
 import orjson
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from packhouse.errors import PackhouseError
 from packhouse.read import record_boundaries

@@ -4,8 +4,7 @@ import json
 from itertools import product
 
 import orjson
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from packhouse.read.chat_messages import BadRowError, parse_field
 from packhouse.read.json_parsing import find_fault, hidden_fault, parse_pieces, parse_text

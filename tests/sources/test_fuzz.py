@@ -7,8 +7,7 @@ from itertools import pairwise
 
 import orjson
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from packhouse.errors import PackhouseError
 from packhouse.read.csv_files import record_ends

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from packhouse.read.chat_messages import BadRowError
 from packhouse.read.row_formats import row_format_of, row_formats

@@ -3,8 +3,7 @@
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from packhouse.errors import ContractError
 from packhouse.pack.train_eval_split import LeakCheck, goes_to_eval

@@ -3,8 +3,7 @@ import pytest
 
 from packhouse.errors import ContractError
 from packhouse.recipe import PublishConfig
-from packhouse.store import commit as publication
-from packhouse.store import load_ref, open_version, publish_version
+from packhouse.store import commit as publication, load_ref, open_version, publish_version
 from packhouse.store.schema_drift import measure_drift
 from tests.store.versions import FACTS, pack_table, write_file
 

@@ -8,8 +8,7 @@ from itertools import count
 from unittest.mock import patch
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from packhouse.render import chat_engine, compiled_shapes
 from packhouse.render.template_arguments import chat_messages, parse_template_arguments

@@ -5,8 +5,7 @@ import random
 import pytest
 
 from packhouse.recipe import FormatConfig, parse_recipe
-from packhouse.render import chat_engine, make_renderer, trained_answers
-from packhouse.render import text_positions as rule
+from packhouse.render import chat_engine, make_renderer, text_positions as rule, trained_answers
 from packhouse.render.renderer import max_record_tokens
 from packhouse.tokenize.encoders import TokenLimit
 from tests.templates.test_chat_toys import CHATML, MISTRAL, PHI, PHI_TOKENS, THINKING

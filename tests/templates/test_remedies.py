@@ -16,8 +16,7 @@ pytest.importorskip("trl", reason="TRL is not installed")
 from packhouse.errors import TemplateError
 from packhouse.recipe import FormatConfig
 from packhouse.records.reasons import QUARANTINE_REASONS
-from packhouse.render import make_renderer
-from packhouse.render import trained_answers as rule
+from packhouse.render import make_renderer, trained_answers as rule
 from tests.templates.families import SHAPES, TOOLS, Family, family, snapshot_of
 from tests.templates.test_chat_toys import THINKING
 from tests.templates.test_model_families import CALL_STOPS, CALL_WITHOUT_END, CALLS_ONLY

@@ -1,8 +1,7 @@
 """Alpaca, completion, classification and text: literal texts and spans."""
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from packhouse.errors import ConfigError, TemplateError
 from packhouse.recipe import FormatConfig

@@ -3,8 +3,7 @@
 import numpy as np
 import pyarrow.compute as pc
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from packhouse.recipe import FormatConfig, TokenizeConfig
 from packhouse.render import WindowRule, make_renderer

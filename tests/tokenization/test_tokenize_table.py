@@ -2,9 +2,7 @@
 
 import numpy as np
 import pyarrow as pa
-from hypothesis import given
-from hypothesis import settings as hypothesis_settings
-from hypothesis import strategies as st
+from hypothesis import given, settings as hypothesis_settings, strategies as st
 from tokenizers import Tokenizer
 
 from packhouse.recipe import TokenizeConfig

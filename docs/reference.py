@@ -417,7 +417,8 @@ def functions_page() -> str:
         "\n## Objects as text\n",
         "In `select`, `json(field)` returns a field's value as JSON, with the keys in the file's "
         "order; text is unchanged. `json(tool, args)` returns an object of several fields, and "
-        "must be the whole expression.\n",
+        "must be the whole expression. `concat_ws` and other functions that join texts refuse "
+        "objects: use `json(field)`, or `to_json(input.field)` for an object in an object.\n",
         "## DuckDB\n",
         "See [DuckDB's documentation](https://duckdb.org/docs/stable/sql/functions/overview).\n",
     ]

@@ -67,18 +67,17 @@ _RARE = 0.1
 _FOUND = ("encoding", "file_format", "rows_at", "table")
 """Settings that describe the file, not its rows."""
 _MAX_CANDIDATES = 6
-NAME_THE_FIELDS = (
-    "two fields contain question and answer, name them with --set format=question_answer --set "
-    'fields=\'{"question": "FIELD", "answer": "FIELD"}\' (and "context": "FIELD" for a text that '
-    "the question is about). For several fields, or a part of an object, use SQL: --set "
-    'format=question_answer --set select=\'{"question": "concat_ws(chr(10), FIELD, FIELD.NAME)", '
-    '"answer": "FIELD"}\', with json(FIELD) for a whole object, and \\"FIELD\\" for a name '
-    "that SQL reserves. To train one field as plain text, "
-    'use --set format=text --set fields=\'{"text": "FIELD"}\'. Otherwise, write rows that have '
-    'answers: {"question": "...", "answer": "..."} or {"messages": [{"role": "user", "content": '
-    '"..."}, {"role": "assistant", "content": "..."}]}'
-)
-"""Advice for fields whose roles no name or value tells, after "If"."""
+NAME_THE_FIELDS = """name the fields:
+- a question and an answer: --set format=question_answer --set \
+fields='{"question": "FIELD", "answer": "FIELD"}'; add "context": "FIELD" for a text that the \
+question is about
+- several fields, or a part of an object, in SQL: --set format=question_answer --set \
+select='{"question": "concat_ws(chr(10), FIELD, FIELD.NAME)", "answer": "FIELD"}'; write \
+json(FIELD) for a whole object, and \\"FIELD\\" for a name that SQL reserves
+- plain text: --set format=text --set fields='{"text": "FIELD"}'
+- none of these: write rows that have answers: {"question": "...", "answer": "..."} or \
+{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}"""
+"""Advice for fields whose roles no name or value tells."""
 _SAMPLE_ROWS = 500
 _LONGEST = 20
 """Number of the longest rows of each shard in a sample."""
@@ -724,8 +723,8 @@ def _unknown(
     if survey.num_rows == 1 and len(names) > 2 and all(isinstance(v, str) for v in names.values()):
         return (
             "its only row is an object of texts. If its names are questions and its values "
-            'answers, write a row for each: {"question": "...", "answer": "..."}. If '
-            f"{NAME_THE_FIELDS}"
+            'answers, write a row for each: {"question": "...", "answer": "..."}. '
+            f"Otherwise, {NAME_THE_FIELDS}"
         )
     if failed is not None and not failed.trial.bad:
         return "media=drop_rows leaves out all of its rows. Use media=drop_parts"
@@ -789,8 +788,8 @@ def _unknown(
     return (
         f"{layout.num_rows:,} of {counted(survey.num_rows, 'row')}{place} "
         f"{'has' if layout.num_rows == 1 else 'have'} {_kinds_of(row)}, "
-        "but it is not clear which fields hold the question and the answer. If "
-        f"{NAME_THE_FIELDS}"
+        "but it is not clear which fields hold the question and the answer. If the file has "
+        f"something to train, {NAME_THE_FIELDS}"
     )
 
 

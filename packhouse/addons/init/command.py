@@ -290,7 +290,7 @@ def _check_header(found: Survey) -> None:
                 f"source file '{found.file.uri}': its first line ({name[:60]!r}) does not "
                 "name the columns. Insert a header line above it that names its "
                 f"{counted(len(names), 'column')}, such as {delimiter.join(names)}. If it does "
-                f"name them, and {NAME_THE_FIELDS}",
+                f"name them, {NAME_THE_FIELDS}",
                 uri=found.file.uri,
             )
 
@@ -469,11 +469,12 @@ def _show_candidates(
                 reads = ", ".join(candidate.reading.reads)
                 print_text(f"note: {reads} cannot be trained together: {why_not}")
         if not as_json:
+            for line in f"\nIf none is right, {NAME_THE_FIELDS}".split("\n"):
+                print_text(line)
             print_text(
                 "If nothing in this file is what a model should learn to write, as in logs, "
                 "results of an evaluation or texts for a search, there is nothing to train."
             )
-            print_text(f"If none is right, and {NAME_THE_FIELDS}")
     if as_json:
         echo(json.dumps({"candidates": found}))
 

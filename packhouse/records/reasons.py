@@ -191,7 +191,7 @@ QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
         ),
         "empty_prompt": Reason(
             "the prompt (message {at}) is empty: a user turn without text",
-            "remove the row, or, if the first message holds the prompt, set `format: "
+            "remove the row, or, if the first of its messages holds the prompt, set `format: "
             "question_answer` and `select: {question: 'messages[1].content', answer: "
             "'messages[-1].content'}`",
         ),

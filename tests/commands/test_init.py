@@ -510,6 +510,11 @@ ASKED: dict[str, tuple[Callable[[int, Talk], dict[str, Any]], int, list[Talk]]] 
     "the better of two answers, counted from 1": (lambda n, t: {"prompt": t[0], "output_1":
         (bad(t), t[1])[n % 2], "output_2": (t[1], bad(t))[n % 2], "preference": 2 - n % 2}, 1,
         TALKS),
+    "code with its keywords": (lambda n, t: {"tags": f"sum {n}" if n % 3 else "", "code": f"{t[0]} "
+        f"{t[1]}"}, 3, [Talk("", f"{t[0]} {t[1]}") for t in TALKS]),
+    "an object as the answer, next to its origin": (lambda n, t: {"input_text": t[0], "provenance":
+        {"made_by": "Ann Bell", "of_row": n}, "contract": {"say": t[1]}}, 1, [Talk(t[0],
+        json.dumps({"say": t[1]}, separators=(",", ":"))) for t in TALKS]),
     "turns without speakers": (lambda n, t: {"dialog": [*t], "source": "x"}, 1, TALKS),
     "two texts in a list of any name": (lambda n, t: {"id": n, "texts": [*t]}, 1, TALKS),
     "a passage that fits a query and one that does not": (lambda n, t: {"query": t[0],
@@ -532,6 +537,8 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
         "contains marks of a chat template"),
     "numbers in lists": ("a.jsonl", each(lambda t: {"step": 1, "losses": [0.5], "sizes": [2]}),
         "and no text, so there is nothing to train"),
+    "IDs and paths": ("a.jsonl", each(lambda t: {"id": "Q1", "path": "raw/Q1.json", "line": 5}),
+        "'line' (a number): no text, so there is nothing to train."),
     "vectors": ("a.json", dumped([{f"{n}": n / 7 for n in range(1200)}] * 3),
         "1,200 fields; at most 1,000 are read). Write rows with fewer fields"),
     "marks of gpt-oss": ("a.jsonl", each(lambda t: {"input": f"<|start|>user<|message|>{t[0]}",
@@ -1657,8 +1664,23 @@ def test_answers_whose_first_word_is_not_trained_are_counted(project):
     code, said = project.init("a.jsonl")
 
     assert code == 7, said
-    said = " ".join(said.split())
-    assert said.count("does not train the first word of 12 answers of 12 examples") == 1
+    shown, said = said, " ".join(said.split())
+    note = "does not train the first word of 12 answers of 12 examples"
+    assert said.count(note) == 1
+    number = 1 if said.index(note) < said.index("2. prompt") else 2
+
+    _, said = project.choose(shown, number)
+
+    assert f"note: this recipe {note}" in " ".join(said.split())
+
+
+def test_of_a_list_of_answers_the_items_that_are_left_out_are_counted(project):
+    rows = [{"question": t[0], "labels": [t[1], "so"][: 1 + n % 2]} for n, t in enumerate(TALKS)]
+    Path("a.jsonl").write_bytes(lines(rows))
+
+    _, said = project.init("a.jsonl")
+
+    assert "answer: its first item; 6 of 12 examples have more" in " ".join(said.split())
 
 
 def test_a_field_in_one_row_does_not_repeat_another(project):
@@ -1932,6 +1954,10 @@ def test_a_field_that_repeats_the_text_is_ignored(project):
             "winner": "ab"[n % 2],
         },
         lambda n, t: {"request": t[0], "better_output": t[1], "worse_output": bad(t)},
+        lambda n, t: {
+            "chosen_messages": chats_of(t),
+            "rejected_messages": chats_of(Talk(t[0], bad(t))),
+        },
         lambda n, t: {
             "prompt": "Add!",
             "context": f"It rains today. {t[0]}",

@@ -395,6 +395,9 @@ def _plain(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Itera
         for question, answer in (texts, texts[::-1]):
             if not is_class(question):
                 yield from _pair(question, answer, texts, rows, is_sure=False)
+            # Of file 2161, code with keywords, the way to train the code was missing.
+            if words_of_label(answer) and rank_of(question, QUESTION) is None:
+                yield read_as("text", {question: "text"}, fields={"text": question})
     if len(texts) == 1 and texts[0] != "text":
         is_named = texts[0].lower() in PLAIN
         has_lists = any(isinstance(value, list | dict) and value for value in rows[0].values())
@@ -440,10 +443,12 @@ def _preferences(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
     ]
     if len(pairs) != 1:
         return
-    prompt = best_of([name for name in words if name not in pairs[0]], QUESTION)
-    if prompt is None:
+    fields = {"chosen": pairs[0][0], "rejected": pairs[0][1]}
+    if prompt := best_of([name for name in words if name not in pairs[0]], QUESTION):
+        fields["prompt"] = prompt
+    # Messages, as in file 2156, contain their prompt.
+    elif not all(isinstance(row[name], list) for row in rows for name in pairs[0]):
         return
-    fields = {"prompt": prompt, "chosen": pairs[0][0], "rejected": pairs[0][1]}
     if {*pairs[0]} != {"chosen", "rejected"}:
         reads = {name: ours for ours, name in fields.items()}
         yield read_as("preference", reads, is_sure=True, fields=fields)
@@ -543,6 +548,8 @@ def with_context(
     if len(named) != 1:
         return None
     (name,) = named
+    if rank_of(name, ANSWER) is not None:
+        return None
     row_format, where = reading.settings["format"], reading.settings.get("where")
     fields, reads = dict(reading.settings.get("fields", {})), dict(reading.reads)
     if "select" in reading.settings:
@@ -558,8 +565,6 @@ def with_context(
     # Not `bad answers left out`, of a field that `where` reads.
     select = {ours: sql(theirs) for theirs, ours in reads.items() if ours.isidentifier()}
     text, prompt, more = as_text(name, rows), reading.prompt or "", {**reads, name: "context"}
-    if rank_of(name, ANSWER) is not None:
-        return None
     if role is not None and role not in select and text == sql(name):
         settings = {**reading.settings, "format": row_format, "fields": {**fields, role: name}}
         return replace(reading, settings=settings, reads={**reads, name: role}, is_sure=False)

@@ -772,7 +772,12 @@ def _unknown(
     if names and not any(map(holds_letters, all_rows)):  # file 1862, losses of a training run
         return f"its rows contain {_kinds_of(row)} and no text, so there is nothing to train."
     held = survey.fields
-    others = [n for n in names if not is_explained(n, held[n], survey.num_rows)] or [*names]
+    others = [n for n in names if not is_explained(n, held[n], survey.num_rows)]
+    values = [value for row in all_rows if isinstance(row, dict) for value in row.values()]
+    has_words = any(isinstance(each, list | dict) or " " in str(each).strip() for each in values)
+    if names and not others and not has_words:  # the ids and paths of file 2159
+        return f"its rows contain {_kinds_of(row)}: no text, so there is nothing to train."
+    others = others or [*names]
     is_text = len(others) == 1 and isinstance(row[others[0]], str)
     asked = questions_in(layout.rows)
     if asked and best_of(texts, ANSWER):

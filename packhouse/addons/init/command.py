@@ -201,6 +201,8 @@ def init(
         counts = RenderCounts.total(counts for *_, counts in rendered)
         if factor := factor_note(counts, recipe.format):
             print_text(f"note: {factor}")
+        if joined := _joined_answers(counts, sum(rows.num_rows for rows in samples)):
+            print_text(f"note: this recipe {joined}")
         for trial in trials:  # marks that were refused, unless the user set the format
             talks = [] if trial.sample is None else trial.sample["messages"].to_pylist()
             if (found := marks_left(talks)) is not None:
@@ -449,15 +451,8 @@ def _show_candidates(
             for reason, number in candidate.trial.bad.items():
                 of_all = counted(candidate.trial.num_rows, "example")
                 print_text(f"rejects {number:,} of {of_all} ({reason})", 3)
-            # Otherwise, only `prepare` would tell it, after the choice: 607 answers of one public
-            # file.
-            if num_joined := counts.notes.get("straddles_start"):
-                print_text(
-                    f"does not train the first word of {counted(num_joined, 'answer')} of "
-                    f"{counted(rows.num_rows, 'example')}, because it is one token with the end of "
-                    "the prompt",
-                    3,
-                )
+            if joined := _joined_answers(counts, rows.num_rows):
+                print_text(joined, 3)
             if why_not:
                 print_text(f"`packhouse prepare` would refuse the recipe: {why_not}", 3)
             else:
@@ -477,6 +472,22 @@ def _show_candidates(
             )
     if as_json:
         echo(json.dumps({"candidates": found}))
+
+
+def _joined_answers(counts: RenderCounts, num_rows: int) -> str:
+    """Return a note on answers whose first word is not trained, or nothing.
+
+    Otherwise, only `prepare` would tell it: 607 answers of one public file.
+    """
+    number = counts.notes.get("straddles_start", 0)
+    return (
+        ""
+        if not number
+        else (
+            f"does not train the first word of {counted(number, 'answer')} of "
+            f"{counted(num_rows, 'example')}, because it is one token with the end of the prompt"
+        )
+    )
 
 
 def _examples(

@@ -10,7 +10,9 @@ from packhouse.addons.init.file_survey import Field
 from packhouse.addons.init.reading import (
     ANSWER,
     ASSISTANTS,
+    BAD,
     CONTEXT,
+    GOOD,
     ID_WORDS,
     INSIDE,
     LIKELY_QUESTION,
@@ -67,7 +69,7 @@ def of_messages(name: str, rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
         ({'messages': 'talk', 'role': 'speaker', 'content': 'text'}, {'bot': 'assistant'})
     """
     # `_natural` and `_preferences` read these as a pair. Here, the rejected one would be trained.
-    if name in ("chosen", "rejected"):
+    if (GOOD | BAD) & {*words_of(name)}:
         return
     lists = [
         parse_text(value)[0] if isinstance(value, str) and value.lstrip()[:1] == "[" else value
@@ -340,7 +342,10 @@ def _lists_of_texts(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
         if all(isinstance(item, str) for item in items):
             if asks is not None:
                 select = {"question": sql(asks), "answer": f"{sql(name)}[1]"}
-                reads = {asks: "question", name: "answer: its first item"}
+                # Of file 2167, 329 questions have more labels than the first.
+                num_more = sum(len(value) > 1 for value in lists)
+                more = f"; {num_more:,} of {len(rows):,} examples have more" if num_more else ""
+                reads = {asks: "question", name: f"answer: its first item{more}"}
                 yield read_as("question_answer", reads, select=select)
             elif _are_turns(name, lists, rows):
                 said = f"{{'role': {role}, 'content': text}}"

@@ -38,7 +38,7 @@ GOOD_ANSWER = frozenset("correct right good accepted approved".split())
 BAD_ANSWER = frozenset("incorrect wrong bad rejected".split())
 ID_WORDS = frozenset("id ids uuid hash index".split())
 LABEL_WORDS = ID_WORDS | frozenset(
-    "source sources origin url link date time type kind category categories "
+    "source sources origin provenance url link date time type kind category categories "
     "topic subject domain tag tags lang language license licence model dataset split subset author "
     "difficulty level score len length count num name file path metadata".split()
 )

@@ -537,7 +537,7 @@ def _unexplained(
 
 
 def _left_out(rows: Sequence[dict[str, Any]], reading: Reading) -> list[str]:
-    """Return the fields that a reading does not read and that are no options of a row."""
+    """Return the fields that a reading does not read and that do not hold options of the row."""
     left_out = {name for row in rows for name in row} - {*reading.reads}
     return sorted(left_out - {*option_names(left_out, SourceConfig(path="")).values()})
 

@@ -515,6 +515,8 @@ ASKED: dict[str, tuple[Callable[[int, Talk], dict[str, Any]], int, list[Talk]]] 
     "an object as the answer, next to its origin": (lambda n, t: {"input_text": t[0], "provenance":
         {"made_by": "Ann Bell", "of_row": n}, "contract": {"say": t[1]}}, 1, [Talk(t[0],
         json.dumps({"say": t[1]}, separators=(",", ":"))) for t in TALKS]),
+    "messages that end with a control token": (lambda n, t: {"conversations": [{"from": who,
+        "value": f"{x}</s>"} for who, x in zip(("human", "gpt"), t, strict=True)]}, 1, TALKS),
     "turns without speakers": (lambda n, t: {"dialog": [*t], "source": "x"}, 1, TALKS),
     "two texts in a list of any name": (lambda n, t: {"id": n, "texts": [*t]}, 1, TALKS),
     "a passage that fits a query and one that does not": (lambda n, t: {"query": t[0],

@@ -84,6 +84,8 @@ _ANSWERS = {"answer": "completion"} | {n: n for n in ("completion", "chosen", "r
 # File 151 was trained with `<bos>` and `<eos>` as part of its texts.
 _EDGE = r"<bos>|<eos>|</?s>|<\|(?:begin_of_text|end_of_text|endoftext)\|>"
 _EDGES = rf"^\s*(?:{_EDGE})\s*|\s*(?:{_EDGE})\s*$"
+_LAST = rf"\s*(?:{_EDGE}|<\|im_end\|>|<\|eot_id\|>|<end_of_turn>)\s*$"
+"""A control token at the end of a message."""
 _HEADING = re.compile(r"\n[ \t]*(#+ ?\w[\w ]{0,29}(?::|(?m:$)))")
 """A heading such as `### Response:`, or `### Response` alone in its line, after other text."""
 _EMPTY_HEADING = rf"\s*(?:{_HEADING.pattern}\s*)?(?:{_EDGE})?\s*$"
@@ -462,12 +464,43 @@ def with_ends(
     reading: Reading, rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]
 ) -> list[Reading]:
     """Return a reading, or two if its texts begin or end with a control token of some tokenizer."""
+    if (cut := _without_ends(reading, rows)) is not None:
+        return [cut, replace(reading, is_sure=False)]
     name, texts = _plain_texts(reading, rows)
     if not texts or not all(re.search(_EDGES, text) for text in texts):
         return [reading]
     select = {"text": f"regexp_replace({sql(name)}, '{_EDGES}', '', 'g')"}
     reads = {name: "text, without the control tokens at its ends"}
     return [read_as("text", reads, select=select), replace(reading, is_sure=False)]
+
+
+def _without_ends(reading: Reading, rows: Sequence[dict[str, Any]]) -> Reading | None:
+    """Return a reading of messages without the control tokens at their ends, or None.
+
+    Such as `</s>` after all questions and answers of file 2166. The SQL copies only the role and
+    the content, so the messages must have no other keys.
+    """
+    (name, *others), settings = reading.reads or [""], reading.settings
+    talks = [row.get(name) for row in rows]
+    if others or "select" in settings or settings["format"] not in ("chat", "sharegpt"):
+        return None
+    usual = ("from", "value") if settings["format"] == "sharegpt" else ("role", "content")
+    fields = settings.get("fields", {})
+    keys = dict(zip(usual, (fields.get(key, key) for key in usual), strict=True))
+    speaker, content = keys.values()
+    said = [m for talk in talks if isinstance(talk, list) for m in talk]
+    if not said or not all(isinstance(m, dict) and {*m} == {speaker, content} for m in said):
+        return None
+    texts = [str(m[content]) for m in said]
+    if sum(re.search(_LAST, _condensed(text)) is not None for text in texts) < MIN_SHARE * len(
+        texts
+    ):
+        return None
+    cut = f"regexp_replace(m.{sql(content)}, '{_LAST}', '')"
+    made = f"{{'role': m.{sql(speaker)}, 'content': {cut}}}"
+    select = {"messages": f"list_transform({sql(name)}, lambda m: {made})"}
+    reads = {name: "messages, without the control tokens at their ends"}
+    return read_as("chat", reads, select=select, roles=settings.get("roles"))
 
 
 def _plain_texts(reading: Reading, rows: Sequence[dict[str, Any]]) -> tuple[str, list[str]]:

@@ -510,6 +510,8 @@ ASKED: dict[str, tuple[Callable[[int, Talk], dict[str, Any]], int, list[Talk]]] 
     "the better of two answers, counted from 1": (lambda n, t: {"prompt": t[0], "output_1":
         (bad(t), t[1])[n % 2], "output_2": (t[1], bad(t))[n % 2], "preference": 2 - n % 2}, 1,
         TALKS),
+    "a long text next to answers that are numbers": (lambda n, t: {"prompt": t[0], "code": t[1],
+        "actual_answer": f"{n}", "expected_answer": f"{n + 1}"}, 5, TALKS),
     "code with its keywords": (lambda n, t: {"tags": f"sum {n}" if n % 3 else "", "code": f"{t[0]} "
         f"{t[1]}"}, 3, [Talk("", f"{t[0]} {t[1]}") for t in TALKS]),
     "an object as the answer, next to its origin": (lambda n, t: {"input_text": t[0], "provenance":
@@ -538,9 +540,14 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
         f"<|user|>\n{t[0]}\n<|assistant|>\n{t[1] if t == TALKS[0] else ''}"}),
         "contains marks of a chat template"),
     "numbers in lists": ("a.jsonl", each(lambda t: {"step": 1, "losses": [0.5], "sizes": [2]}),
-        "and no text, so there is nothing to train"),
+        "and no sentence, so there may be nothing to train"),
+    "names next to mails": ("a.json", dumped({"shops": [{"id": "s1", "name": "Ann"}], "mails": [
+        {"sender": "a@b.c", "body": f"Dear Ann, {t[0]}"} for t in TALKS]}), "its rows are in 2 lists: 'shops', "),
+    "ids of which some are images": ("a.jsonl", lines([{"id": f"{n}.jpg" if n % 3 == 0 else n,
+        "image": f"{n}.jpg", "question": t[0], "answer": t[1]} for n, t in enumerate(TALKS)]),
+        "12 of 12 rows contain images, audio or video in 'image'"),
     "IDs and paths": ("a.jsonl", each(lambda t: {"id": "Q1", "path": "raw/Q1.json", "line": 5}),
-        "'line' (a number): no text, so there is nothing to train."),
+        "'line' (a number) and no sentence, so there may be nothing to train."),
     "vectors": ("a.json", dumped([{f"{n}": n / 7 for n in range(1200)}] * 3),
         "1,200 fields; at most 1,000 are read). Write rows with fewer fields"),
     "marks of gpt-oss": ("a.jsonl", each(lambda t: {"input": f"<|start|>user<|message|>{t[0]}",
@@ -1674,6 +1681,66 @@ def test_answers_whose_first_word_is_not_trained_are_counted(project):
     _, said = project.choose(shown, number)
 
     assert f"note: this recipe {note}" in " ".join(said.split())
+
+
+def test_the_number_of_ways_counts_those_that_are_not_shown(project):
+    rows = [
+        {
+            "pattern": t[0],
+            "sense": t[1],
+            "sample": f"{n} boats of {2 * n} left {'abcdefghijklm'[n:]}",
+        }
+        for n, t in enumerate(TALKS)
+    ]
+    Path("a.jsonl").write_bytes(lines(rows))
+
+    _, said = project.init("a.jsonl")
+
+    assert "can be read in 10 ways (the first 6 are shown)" in " ".join(said.split())
+    assert said.count("\npackhouse init ") == 6
+
+
+def test_equal_prompts_are_noted_before_and_after_the_choice(project):
+    rows = [{"x": "Tell me more about it.", "y": t[1]} for t in TALKS]
+    Path("a.jsonl").write_bytes(lines(rows))
+    code, said = project.init("a.jsonl")
+    assert code == 7, said
+    note = "has the same prompt in all 12 examples"
+    assert said.count(note) == 1
+
+    _, said = project.choose(said)
+
+    assert f"note: this recipe {note}" in said
+
+
+@pytest.mark.parametrize("name", ["keywords", "tool_calls", "passages"])
+def test_a_list_next_to_an_answer_is_neither_answer_nor_gives_it_away(name, project):
+    rows = [
+        {"question": t[0], "answer": t[1], name: [f"{n} of us left {'abcdefghijklm'[n:]}"]}
+        for n, t in enumerate(TALKS)
+    ]
+    Path("a.jsonl").write_bytes(lines(rows))
+
+    _, said = project.init("a.jsonl")
+
+    assert "its first item" not in said
+    assert ("(context)" in said) == (name != "tool_calls")
+
+
+def test_equal_prompts_in_few_rows_do_not_decide_over_a_file(project):
+    """Of a public file, 50 of 754 rows have no keywords, and 15 of these repeat a prompt."""
+    rows = [
+        {"question": f"{n}: {t[0]}", "answer": t[1], "keywords": ["sum"], "difficulty": "ab"[n % 2]}
+        for n in range(9)
+        for t in TALKS
+    ]
+    rare = {"question": "What is it?", "keywords": []}
+    rows += [rare | {"answer": f"It is {n}.", "difficulty": "ab"[n % 2]} for n in range(5)]
+    Path("a.jsonl").write_bytes(lines(rows))
+
+    code, said = project.init("a.jsonl")
+
+    assert code == 0, said
 
 
 def test_of_a_list_of_answers_the_items_that_are_left_out_are_counted(project):

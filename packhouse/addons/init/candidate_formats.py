@@ -17,6 +17,7 @@ from typing import Any
 
 from packhouse.addons.init.file_survey import HELD_OUT, Field, Layout
 from packhouse.addons.init.lists_and_objects import (
+    CHOICE_NAMES,
     as_json,
     in_json,
     made_of_lists,
@@ -289,7 +290,7 @@ def _pairs(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Itera
         plurals = {name.removesuffix("s"): name for name in free}
         both = [[plurals[n] for n in names_like([*plurals], k)] for k in (QUESTION, ANSWER)]
         asking, answering = both if all(both) else ([], [])
-    is_sure = bool(asking and answering)
+    is_sure, named = bool(asking and answering), [*answering]
     # Of file 1018, one object with questions as names, its answers were offered as pairs.
     if len(rows) == 1 and len(texts) > 2 and not asking + answering:
         return
@@ -297,11 +298,17 @@ def _pairs(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Itera
     # Without a name for the answer, the second question may be one, as in `question` and `query`.
     guesses = [name for name in others if "context" not in words_of(name)] + asking[1:]
     asking = asking or names_like(others, LIKELY_QUESTION) or others
+    # Of file 2201, two results were offered as the answer, and not the code that computes them.
+    if answering and not any(has_text(name, fields) for name in answering):
+        answering += [
+            n for n in guesses if n.lower() not in CONTEXT and not CHOICE_NAMES.fullmatch(n)
+        ]
     answering = answering or names_like(others, LIKELY_ANSWER) or guesses
     pairs = [(question, answer) for question in asking for answer in answering]
     for question, answer in pairs[: 2 * SHOWN]:
         if question != answer:
-            yield from _pair(question, answer, texts, rows, is_sure=is_sure)
+            is_named = is_sure and answer in named
+            yield from _pair(question, answer, texts, rows, is_sure=is_named)
 
 
 def _are_compared(rows: Sequence[dict[str, Any]]) -> bool:
@@ -548,7 +555,8 @@ def with_context(
     if len(named) != 1:
         return None
     (name,) = named
-    if rank_of(name, ANSWER) is not None:
+    # Calls give the answer away, as in file 2197.
+    if rank_of(name, ANSWER) is not None or {"calls", "call"} & {*words_of(name)}:
         return None
     row_format, where = reading.settings["format"], reading.settings.get("where")
     fields, reads = dict(reading.settings.get("fields", {})), dict(reading.reads)

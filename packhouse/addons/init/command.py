@@ -203,6 +203,8 @@ def init(
             print_text(f"note: {factor}")
         if joined := _joined_answers(counts, sum(rows.num_rows for rows in samples)):
             print_text(f"note: this recipe {joined}")
+        for note in filter(None, map(_equal_prompts, trials)):
+            print_text(f"note: this recipe {note}")
         for trial in trials:  # marks that were refused, unless the user set the format
             talks = [] if trial.sample is None else trial.sample["messages"].to_pylist()
             if (found := marks_left(talks)) is not None:
@@ -421,9 +423,11 @@ def _show_candidates(
             if num_bad := proposal.survey.num_bad:
                 which = f"{counted(num_bad, 'row')} cannot be read ({proposal.survey.first_bad})"
                 print_note(f"note: {which}")
+            num_more = proposal.num_candidates - len(proposal.candidates)
+            more = f" (the first {len(usable):,} are shown)" if num_more else ""
             print_text(
-                f"These rows can be read in {len(usable):,} ways, so nothing was written. Run "
-                "the command for the right one."
+                f"These rows can be read in {len(usable) + num_more:,} ways{more}, so nothing was "
+                "written. Run the command for the right one."
                 if len(usable) > 1
                 else "Only one way to read these rows was found, and it may be wrong, so "
                 "nothing was written. If it is right, run its command."
@@ -451,8 +455,9 @@ def _show_candidates(
             for reason, number in candidate.trial.bad.items():
                 of_all = counted(candidate.trial.num_rows, "example")
                 print_text(f"rejects {number:,} of {of_all} ({reason})", 3)
-            if joined := _joined_answers(counts, rows.num_rows):
-                print_text(joined, 3)
+            for note in (_joined_answers(counts, rows.num_rows), _equal_prompts(candidate.trial)):
+                if note:
+                    print_text(note, 3)
             if why_not:
                 print_text(f"`packhouse prepare` would refuse the recipe: {why_not}", 3)
             else:
@@ -480,14 +485,21 @@ def _joined_answers(counts: RenderCounts, num_rows: int) -> str:
     Otherwise, only `prepare` would tell it: 607 answers of one public file.
     """
     number = counts.notes.get("straddles_start", 0)
+    if not number:
+        return ""
     return (
-        ""
-        if not number
-        else (
-            f"does not train the first word of {counted(number, 'answer')} of "
-            f"{counted(num_rows, 'example')}, because it is one token with the end of the prompt"
-        )
+        f"does not train the first word of {counted(number, 'answer')} of "
+        f"{counted(num_rows, 'example')}, because it is one token with the end of the prompt"
     )
+
+
+def _equal_prompts(trial: Trial) -> str:
+    """Return a note if all examples have the same prompt, such as images that were left out."""
+    talks = [] if trial.sample is None else trial.sample["messages"].to_pylist()
+    prompts = {json.dumps(talk[:-1]) for talk in talks}
+    if len(talks) < 3 or len(prompts) > 1 or prompts == {"[]"}:
+        return ""
+    return f"has the same prompt in all {len(talks):,} examples"
 
 
 def _examples(

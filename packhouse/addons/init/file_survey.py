@@ -462,17 +462,20 @@ def _texts_beside(around: Sequence[dict[str, Any]], path: Sequence[str]) -> list
 def _check_other_lists(file: SourceFile, path: Sequence[str], owner: Mapping[str, Any]) -> None:
     """Refuse an object with its rows in several lists, since `rows_at` names one.
 
-    A list counts if its rows are like those found, or are questions and answers. Of file 958, which
-    has a list for each of 116 topics, the first one was published. Lists named like splits are
-    meant to be read one at a time.
+    A list counts if its rows are like those found, or are questions and answers, or have text if
+    those found have none. Of file 958, which has a list for each of 116 topics, the first one was
+    published; of file 2202, a list of names was read instead of the mails. Lists named like splits
+    are meant to be read one at a time.
     """
-    keys = _keys_of(owner[path[-1]])
+    keys, has_text = _keys_of(owner[path[-1]]), holds_text(owner[path[-1]])
     # Some rows may lack a field: at least half of all their fields are the same. Of file 1905,
     # articles were read, and not the questions and answers in the next list.
     lists = [
         name
-        for name, own in ((name, _keys_of(value)) for name, value in owner.items())
-        if 2 * len(own & keys) >= len(own | keys) > 0 or (own & _ASKED and own & _ANSWERED)
+        for name, value in owner.items()
+        if 2 * len((own := _keys_of(value)) & keys) >= len(own | keys) > 0
+        or (own & _ASKED and own & _ANSWERED)
+        or (own and not has_text and holds_text(value))
     ]
     lists += [path[-1]] * (path[-1] not in lists)
     if len(lists) > 1 and not {name.lower() for name in lists} <= _SPLITS:

@@ -336,7 +336,11 @@ def _lists_of_texts(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
             continue
         if words_of_label(name):
             continue
-        asks = best_of([n for n in texts_of(rows[0], rows) if n != name], QUESTION)
+        beside = [n for n in texts_of(rows[0], rows) if n != name]
+        asks = best_of(beside, QUESTION)
+        # Not the first keyword of file 2199, next to an answer.
+        if best_of(beside, ANSWER) and not best_of([name, name[:-1]], [*ANSWER, "generation"]):
+            continue
         items = [item for value in lists for item in value]
         role = "CASE WHEN i % 2 = 1 THEN 'user' ELSE 'assistant' END"
         if all(isinstance(item, str) for item in items):
@@ -504,7 +508,7 @@ _CHOICES = ("choices", "options", "answers", "endings", "candidates", "choice")
 """Names of fields with all choices."""
 _RIGHT = frozenset("answer label correct answerkey gold target idx".split())
 """Words in names of fields that name the right choice, or hold its text."""
-_CHOICE_NAMES = re.compile(
+CHOICE_NAMES = re.compile(
     r"(?i)(?:option|choice|answer|opt|ending|sol)?[\W_]*([a-z]|[0-9]{1,2})[\W_]*"
 )
 
@@ -586,7 +590,7 @@ def _choices(rows: Sequence[dict[str, Any]]) -> tuple[str, list[str], list[list[
     elif not isinstance(inside, list):
         is_object = isinstance(inside, dict)
         inside, owners = (inside, owners) if is_object else (rows[0], [*rows])
-        names = [n for n in inside if _CHOICE_NAMES.fullmatch(n) and isinstance(inside[n], str)]
+        names = [n for n in inside if CHOICE_NAMES.fullmatch(n) and isinstance(inside[n], str)]
         if len(names) < 2:  # or names that differ in their last sign, such as `opa` to `opd`
             stems = Counter(each[:-1] for each in inside if isinstance(inside[each], str))
             names = [n for n in inside if isinstance(inside[n], str) and stems[n[:-1]] > 2]

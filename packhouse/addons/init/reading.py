@@ -50,7 +50,8 @@ _MEASURES = frozenset(
     "latency ms cost price usage finish perplexity ppl loss logprob confidence quality similarity "
     "views likes upvotes votes priority cluster embedding md5 sha sha1 sha256 hexsha simhash "
     "minhash etag digest checksum moderation user username worker annotator provider engine "
-    "generator repo branch commit corpus collection config country region locale format".split()
+    "generator repo branch commit corpus collection config country region locale format keyword "
+    "keywords".split()
 )
 """Words in names of what is counted, measured or recorded about a row."""
 _MEANINGS = frozenset(

@@ -18,6 +18,7 @@ from packhouse.read.row_formats import (
     check_present,
     class_index,
 )
+from packhouse.read.unread_fields import is_text
 from packhouse.recipe import SourceConfig
 from packhouse.records.message_rules import assemble
 from packhouse.system.plugins import BadRowError
@@ -131,8 +132,10 @@ class TextFields(RowFormat):
 class Squad(RowFormat):
     """Questions about a text, with answers found in it: SQuAD's articles, or one question per row.
 
-    Only the first of several answers is read. Questions without answers, as in SQuAD 2.0, are left
-    out of an article and counted in the note `unanswered`.
+    Only the first of several answers is read. Without a context, in which they are found, they may
+    be answers of different people (those of Stack Exchange have scores), so the recipe must name
+    the format. Questions without answers, as in SQuAD 2.0, are left out of an article and counted
+    in the note `unanswered`.
     """
 
     def fits(self, keys: Collection[str], renamed: Mapping[str, str]) -> bool:
@@ -149,7 +152,10 @@ class Squad(RowFormat):
         if "paragraphs" in names:
             return _read_questions(row[names["paragraphs"]], "question", "answers")
         check_present(row, ("question", "answers"), names, config)
-        paragraph = {"context": row.get(names.get("context")), "qas": [row]}
+        context = row.get(names.get("context"))
+        if not context and config.format != "squad" and (found := different_answers(row, names)):
+            raise BadRowError("several_answers", f"{len(found):,} different answers")
+        paragraph = {"context": context, "qas": [row]}
         return _read_questions([paragraph], names["question"], names["answers"])
 
 
@@ -189,16 +195,26 @@ def _read_questions(paragraphs: object, question: str, answers: str) -> list[Con
     return found
 
 
+def different_answers(row: Row, names: Names) -> set[str]:
+    """Return the answers of a question, if there are several and one is a sentence; else none."""
+    found = {text for text in _answers(row[names["answers"]]) if isinstance(text, str)}
+    return found if len(found) > 1 and any(map(is_text, found)) else set()
+
+
 def _first_answer(answers: object) -> object:
     """Return the first answer, None if there is none."""
+    first = next(iter(_answers(answers)), None)
+    return None if first in ([], "") else first
+
+
+def _answers(answers: object) -> list[object]:
+    """Return the texts of answers: `[{"text": ...}]`, `{"text": [...]}`, `[...]` or one text."""
     if isinstance(answers, str) and answers.lstrip()[:1] in ("[", "{"):
         answers = value_of(answers)
     if isinstance(answers, dict):
         answers = answers.get("text")
-    first = answers[0] if isinstance(answers, list) and answers else answers
-    if isinstance(first, dict):
-        first = first.get("text")
-    return None if first in ([], "") else first
+    items = answers if isinstance(answers, list) else [answers]
+    return [item.get("text") if isinstance(item, dict) else item for item in items]
 
 
 _ASIDE = "system|system_prompt history"

@@ -177,6 +177,11 @@ QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
             "a chosen or rejected answer has no prompt",
             "add a `prompt`, or begin both conversations with it",
         ),
+        "several_answers": Reason(
+            "the question has several answers and no context; only one of them can be trained",
+            "set `format: squad` to train the first answer of each row, or choose one with "
+            "`select`",
+        ),
         "prompt_differs": Reason(
             "an answer is a conversation whose prompt differs from the row's prompt",
             "remove `prompt`, or write only the answer",

@@ -512,6 +512,15 @@ ASKED: dict[str, tuple[Callable[[int, Talk], dict[str, Any]], int, list[Talk]]] 
         TALKS),
     "a long text next to answers that are numbers": (lambda n, t: {"prompt": t[0], "code": t[1],
         "actual_answer": f"{n}", "expected_answer": f"{n + 1}"}, 5, TALKS),
+    "the winner of two answers in a column for each": (lambda n, t: {"prompt": t[0], "response_a":
+        (bad(t), t[1])[n % 2], "response_b": (t[1], bad(t))[n % 2], "winner_model_a": n % 2,
+        "winner_model_b": 1 - n % 2}, 1, TALKS),
+    "answers of which one is rated best": (lambda n, t: {"question": t[0], "answers": [{"text":
+        f"I {'do not ' * k} know {n}.", "pm_score": k} for k in range(2)] + [{"text": t[1],
+        "pm_score": 9}]}, 2, TALKS),
+    "answers of which one is accepted": (lambda n, t: {"question": t[0], "answers": [{"text":
+        f"I do not know that, {n}.", "selected": False}, {"text": t[1], "selected": True}]}, 2,
+        TALKS),
     "code with its keywords": (lambda n, t: {"tags": f"sum {n}" if n % 3 else "", "code": f"{t[0]} "
         f"{t[1]}"}, 3, [Talk("", f"{t[0]} {t[1]}") for t in TALKS]),
     "an object as the answer, next to its origin": (lambda n, t: {"input_text": t[0], "provenance":
@@ -542,7 +551,8 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
     "numbers in lists": ("a.jsonl", each(lambda t: {"step": 1, "losses": [0.5], "sizes": [2]}),
         "and no sentence, so there may be nothing to train"),
     "names next to mails": ("a.json", dumped({"shops": [{"id": "s1", "name": "Ann"}], "mails": [
-        {"sender": "a@b.c", "body": f"Dear Ann, {t[0]}"} for t in TALKS]}), "its rows are in 2 lists: 'shops', "),
+        {"sender": "a@b.c", "body": f"Dear Ann, {t[0]}"} for t in TALKS]}),
+        "its rows are in 2 lists: 'shops', "),
     "ids of which some are images": ("a.jsonl", lines([{"id": f"{n}.jpg" if n % 3 == 0 else n,
         "image": f"{n}.jpg", "question": t[0], "answer": t[1]} for n, t in enumerate(TALKS)]),
         "12 of 12 rows contain images, audio or video in 'image'"),
@@ -822,6 +832,40 @@ def test_nothing_is_written_where_rows_can_be_read_in_several_ways(name, project
         assert sorted(t.answer for t in found) == sorted(t.answer for t in expected)
     else:
         check(found, expected)
+
+
+def test_the_winner_of_two_answers_in_a_table_leaves_out_ties(project):
+    rows = [
+        {
+            "prompt": t[0],
+            "response_a": (bad(t), t[1])[n % 2],
+            "response_b": (t[1], bad(t))[n % 2],
+            "winner_a": n % 2,
+            "winner_b": 1 - n % 2,
+            "winner_tie": 0,
+        }
+        for n, t in enumerate(TALKS)
+    ]
+    rows += [row | {"winner_a": 0, "winner_b": 0, "winner_tie": 1} for row in rows[:3]]
+    Path("a.csv").write_bytes(table(rows, ","))
+    _, said = project.init("a.csv")
+
+    code, said = project.choose(said)
+
+    assert code == 0, said
+    check(project.prepare(), TALKS)
+
+
+def test_a_field_whose_name_tells_one_side_is_no_number_of_the_better_answer(project):
+    rows = [
+        {"prompt": t[0], "response_a": t[1], "response_b": bad(t), "is_a_better": n % 2}
+        for n, t in enumerate(TALKS)
+    ]
+    Path("a.jsonl").write_bytes(lines(rows))
+
+    _, said = project.init("a.jsonl")
+
+    assert "the better answer" not in said
 
 
 def test_true_and_false_answer_a_question_about_a_passage(project):

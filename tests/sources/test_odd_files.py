@@ -10,6 +10,7 @@ import yaml
 from packhouse.errors import SourceError
 from packhouse.read.compression import lines_at, lines_of_rows
 from packhouse.recipe import SourceConfig
+from tests.sources.conftest import lines
 from tests.sources.workbook_files import workbook
 
 ROWS = [{"question": f"问题 {n}?", "answer": f"答案 {n}"} for n in range(20)]
@@ -337,3 +338,24 @@ def test_lines_are_counted_across_the_pieces_of_a_large_file(tmp_path):
     path.write_bytes(b"x" * (2**22 - 1) + b"\n" + b"y\n" * 1000)
 
     assert lines_at(str(path), [0, 2**22 - 1, 2**22, 2**22 + 1998]) == [1, 1, 2, 1001]
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        ["I think that it rains.", "I think that it snows."],
+        [{"text": "I think that it rains.", "score": 1}, {"text": "It snows.", "score": 2}],
+    ],
+)
+def test_of_several_answers_without_a_context_none_is_chosen(answers, read_bytes):
+    """In rows such as those of Stack Exchange, the first answer was trained, whatever its score."""
+    row = {"question": "What is the weather?", "answers": answers}
+    found = read_bytes(lines([row]), "a.jsonl")
+    assert found.quarantined["reason"].to_pylist() == ["several_answers"]
+
+    named = read_bytes(lines([row]), "a.jsonl", format="squad")
+    assert named.texts == [[("user", row["question"]), ("assistant", "I think that it rains.")]]
+    short = read_bytes(lines([row | {"answers": ["rain", "the rain"]}]), "a.jsonl")
+    assert short.texts == [[("user", row["question"]), ("assistant", "rain")]]
+    found_in_text = read_bytes(lines([row | {"context": "I think that it rains."}]), "a.jsonl")
+    assert len(found_in_text.texts) == 1

@@ -67,7 +67,7 @@ from packhouse.addons.init.turns_in_texts import (
     with_talks,
 )
 from packhouse.read.row_formats import row_format_of, row_formats
-from packhouse.read.single_turn_formats import TextFields
+from packhouse.read.single_turn_formats import TextFields, different_answers
 
 _SCORES = ("similarity", "similarity_score", "score", "label", "is_duplicate")
 """Names of fields with the similarity of two texts."""
@@ -219,6 +219,8 @@ def _natural(rows: Sequence[dict[str, Any]], fields: Mapping[str, Field]) -> Ite
         # Texts next to a category (file 76) or to true and false (80) were trained as plain text.
         classes = list(_classes(names["text"], rest, fields)) if name == "text" else []
         is_sure = not classes
+        if name == "squad" and "context" not in names and "answers" in names:
+            is_sure = not any(different_answers(row, names) for row in fitting)
         yield read_as(name, reads, is_sure=is_sure, fields=dict(more), label_names=labels)
         yield from classes
         if "reasoning" in more:
@@ -471,31 +473,48 @@ def _numbered_winners(
         >>> fields = {"better_response": Field(values=Counter([0, 1]))}
         >>> [reading] = _numbered_winners([row], fields)
         >>> reading.settings["select"]["chosen"]
-        '["response_0", "response_1"]["better_response" + 1]'
+        '["response_0", "response_1"][CAST("better_response" AS INTEGER) + 1]'
     """
-    texts = texts_of(rows[0], rows)
+    winners = [name for name in rows[0] if _WINNERS & {*words_of(name)}]
+    texts = texts_of([name for name in rows[0] if name not in winners], rows)
     stems = Counter(name[:-1].lower() for name in texts if re.search(r"[abAB012]$", name))
     sides = sorted(name for name in texts if stems[name[:-1].lower()] == 2)
     prompt = best_of([name for name in texts if name not in sides], QUESTION)
     if len(sides) != 2 or prompt is None:
         return
-    for name in rows[0]:
-        numbers = {*fields.get(name, Field()).values}
+    both = f"[{', '.join(map(sql, sides))}]"
+    reads = {prompt: "prompt", **dict.fromkeys(sides, "answers")}
+    # `winner_model_a` and `winner_model_b` of Chatbot Arena: one is 1, or neither in a tie.
+    won = [name for side in sides for name in winners if name[-1:].lower() == side[-1:].lower()]
+    if len(won) == 2 and all(_whole_numbers(fields.get(name)) == {0, 1} for name in won):
+        one, other = (f"CAST({sql(name)} AS INTEGER)" for name in won)
+        number, where = f"2 - {one}", f"{one} + {other} = 1"
+        reads |= dict.fromkeys(won, "the better answer; ties left out")
+        yield _of_winner(prompt, both, number, reads, where=where)
+        return
+    for name in winners:
+        numbers = _whole_numbers(fields.get(name))
         start = min(numbers, default=0)
-        if _WINNERS & {*words_of(name)} and start in (0, 1) and numbers == {start, start + 1}:
-            both = f"[{', '.join(map(sql, sides))}]"
-            number, other = (
-                (sql(name), f"3 - {sql(name)}")
-                if start
-                else (f"{sql(name)} + 1", f"2 - {sql(name)}")
-            )
-            select = {
-                "prompt": sql(prompt),
-                "chosen": f"{both}[{number}]",
-                "rejected": f"{both}[{other}]",
-            }
-            reads = {prompt: "prompt", **dict.fromkeys(sides, "answers"), name: "the better answer"}
-            yield read_as("preference", reads, select=select)
+        # Not `is_a_better`, which is no number of an answer.
+        if start in (0, 1) and numbers == {start, start + 1} and "is" not in words_of(name):
+            number = f"CAST({sql(name)} AS INTEGER){' + 1' * (not start)}"
+            yield _of_winner(prompt, both, number, {**reads, name: "the better answer"})
+
+
+def _whole_numbers(held: Field | None) -> set[int]:
+    """Return the values of a field if all are whole numbers, also as text; else an empty set."""
+    values = {*held.values} if held is not None else set()
+    are_numbers = all(str(value).isdigit() for value in values)
+    return {int(value) for value in values} if are_numbers else set()
+
+
+def _of_winner(
+    prompt: str, both: str, number: str, reads: Mapping[str, str], where: str = ""
+) -> Reading:
+    """Return the reading of two answers, of which SQL tells the number of the better one."""
+    chosen, rejected = f"{both}[{number}]", f"{both}[3 - ({number})]"
+    select = {"prompt": sql(prompt), "chosen": chosen, "rejected": rejected}
+    return read_as("preference", reads, select=select, where=where)
 
 
 def _with_splits(

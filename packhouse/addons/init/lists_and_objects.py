@@ -43,6 +43,9 @@ from packhouse.read.row_formats import MESSAGE_FIELDS, row_format_of, row_format
 _TOOLS = ("tools", "functions", "available_tools", "tool_definitions")
 _DIALOG = frozenset("dialog dialogue dialogs conversation conversations turns chat talk".split())
 """Words in names of fields that contain turns as a list of texts."""
+_ACCEPTED = frozenset("selected accepted best correct chosen".split())
+_RATINGS = frozenset("score votes upvotes rating likes".split())
+"""Words in keys of the answers to one question."""
 _SPEAKER_KEYS = ("role", "from", "speaker", "sender", "author", "who", "name", "user")
 _CONTENT_KEYS = ("content", "value", "text", "message", "utterance", "body", "msg")
 
@@ -357,6 +360,8 @@ def _lists_of_texts(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
                 reads = {name: "messages: user and assistant by turns"}
                 yield read_as("chat", reads, select={"messages": messages})
         elif all(isinstance(item, dict) for item in items):
+            if asks is not None and "text" in items[0]:
+                yield from _rated_answers(asks, name, items)
             asks, says = best_of(items[0], QUESTION), best_of(items[0], ANSWER)
             if asks is None or says is None or asks == says:
                 continue
@@ -379,6 +384,22 @@ def _lists_of_texts(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
             left = [key for key in texts if key not in both and not words_of_label(key)]
             ours += f", without {', '.join(left)}" if left else ""
             yield read_as("chat", {name: ours}, select={"messages": messages})
+
+
+def _rated_answers(asks: str, name: str, items: Sequence[dict[str, Any]]) -> Iterator[Reading]:
+    """Yield readings of a question and one of its answers: the accepted one, or the best rated."""
+    for key in items[0]:
+        values, words = [item.get(key) for item in items], {*words_of(key)}
+        best = ""
+        if words & _ACCEPTED and {*map(type, values)} == {bool}:
+            best = f"list_filter({sql(name)}, lambda a: a.{sql(key)})[1]"
+        elif words & _RATINGS and {*map(type, values)} <= {int, float}:
+            better = f"CASE WHEN b.{sql(key)} > a.{sql(key)} THEN b ELSE a END"
+            best = f"list_reduce({sql(name)}, lambda a, b: {better})"
+        if best:
+            reads = {asks: "question", name: f"answer: its item with the best {key!r}"}
+            select = {"question": sql(asks), "answer": f'{best}."text"'}
+            yield read_as("question_answer", reads, select=select)
 
 
 def _are_turns(name: str, lists: Sequence[list[str]], rows: Sequence[dict[str, Any]]) -> bool:

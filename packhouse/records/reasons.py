@@ -72,8 +72,9 @@ QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
         ),
         "media": Reason(
             "the row has an image, audio, video or file; packhouse packs text only",
-            "set `sources.N.media` to `drop_rows`, or to `drop_parts` to train only the text; if "
-            "the field is just a file name, list it in `ignored_fields`",
+            "set `media` of the source to `drop_rows`, or to `drop_parts` to train only the text "
+            "(of the first source: `--set sources.0.media=drop_rows`); if the field is just a file "
+            "name, list it in `ignored_fields`",
         ),
         "label": Reason(
             "the label is not a known class",

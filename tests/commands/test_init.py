@@ -556,6 +556,8 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
     "ids of which some are images": ("a.jsonl", lines([{"id": f"{n}.jpg" if n % 3 == 0 else n,
         "image": f"{n}.jpg", "question": t[0], "answer": t[1]} for n, t in enumerate(TALKS)]),
         "12 of 12 rows contain images, audio or video in 'image'"),
+    "lists of rows": ("a.json", dumped([named("question", "answer")[:6]] * 3),
+        "lists of rows, which packhouse cannot read. Write all rows as one list"),
     "IDs and paths": ("a.jsonl", each(lambda t: {"id": "Q1", "path": "raw/Q1.json", "line": 5}),
         "'line' (a number) and no sentence, so there may be nothing to train."),
     "vectors": ("a.json", dumped([{f"{n}": n / 7 for n in range(1200)}] * 3),
@@ -1816,6 +1818,24 @@ def test_the_beginning_of_the_answer_to_a_long_prompt_is_shown(project):
     assert code == 0, said
     assert f"{TALKS[0].question}<|im_end|>" in said
     assert f"{{+{TALKS[0].answer}" in said
+
+
+def test_messages_with_images_in_some_rows_are_read_as_the_note_says(project):
+    rows = [{"messages": chats_of(t)} for t in TALKS]
+    image = {"type": "image_url", "image_url": {"url": "a.png"}}
+    for row in rows[:3]:
+        text = {"type": "text", "text": row["messages"][0]["content"]}
+        row["messages"][0] |= {"content": [image, text]}
+    Path("a.jsonl").write_bytes(lines(rows))
+    code, said = project.init("a.jsonl")
+    assert code == 0, said
+    assert "or --set media=drop_rows to leave out these rows" in " ".join(said.split())
+    Path("recipe.yaml").unlink()
+
+    code, said = project.init("a.jsonl", "--set", "media=drop_rows")
+
+    assert code == 0, said
+    check(project.prepare(), TALKS[3:])
 
 
 def test_advice_about_images_is_given_once(project):

@@ -52,7 +52,12 @@ from packhouse.read.chat_messages import WEIGHTS
 from packhouse.read.conversation_formats import is_transcript
 from packhouse.read.csv_files import DELIMITERS
 from packhouse.read.json_parsing import parse_text
-from packhouse.read.row_formats import MESSAGE_FIELDS, option_names, row_formats
+from packhouse.read.row_formats import (
+    MESSAGE_FIELDS,
+    option_names,
+    row_format_of,
+    row_formats,
+)
 from packhouse.read.unread_fields import MIN_SHARE, is_media
 from packhouse.recipe import Recipe, SourceConfig, ValidateConfig
 from packhouse.records.ledger import RenderCounts
@@ -618,7 +623,8 @@ def _flags_of_messages(rows: Sequence[Mapping[str, Any]], reading: Reading) -> d
     return found
 
 
-def _media_advice(some_have_none: bool) -> str:
+def media_advice(some_have_none: bool) -> str:
+    """Return how to read rows with images; `drop_rows` only if some rows have none."""
     more = ", or --set media=drop_rows to leave out these rows" if some_have_none else ""
     return f"Add --set media=drop_parts to train their text without images, audio and video{more}"
 
@@ -685,6 +691,8 @@ def _unknown(
             'messages: {"messages": [{"role": "user", "content": "..."}, ...]}'
         )
     items = row if isinstance(row, list) else ()
+    if any(isinstance(item, dict) and row_format_of(item, {}) for item in items):
+        return "its rows are lists of rows, which packhouse cannot read. Write all rows as one list"
     if not isinstance(row, dict) and not any(isinstance(item, dict) for item in items):
         return (
             f"its rows are {'lists' if items else 'values'} without field names. Write each as an "
@@ -723,7 +731,7 @@ def _unknown(
         number, some_have_none = media[name], media[name] < survey.num_rows
         return (
             f"{number:,} of {counted(survey.num_rows, 'row')} {'contain' + 's' * (number == 1)} "
-            f"images, audio or video in {name!r}. {_media_advice(some_have_none)}."
+            f"images, audio or video in {name!r}. {media_advice(some_have_none)}."
         )
     if empty := empty_answers(survey.fields):
         return _no_answers(empty)
@@ -742,7 +750,7 @@ def _unknown(
         ((reason, number),) = trial.bad.most_common(1)
         known = QUARANTINE_REASONS["validate"].get(reason)
         helps = {
-            "media": _media_advice(number < trial.num_rows),
+            "media": media_advice(number < trial.num_rows),
             "no_assistant": "Add a field with the answer to each row",
             "ends_on_user": "Add --set validate.allow_ends_on_user=true to train their answers; "
             "the last user turn is not trained",

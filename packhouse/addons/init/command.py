@@ -25,6 +25,7 @@ from packhouse.addons.init.choose_format import (
     as_options,
     bad_rows,
     explained,
+    media_advice,
     propose,
     render_sample,
     try_source,
@@ -379,7 +380,9 @@ def _refusals(
     try:
         check_quarantine([ledger], recipe.validate_.max_quarantined)
     except PackhouseError as error:
-        said.append(f"{error} ({shown})")
+        some_have_none = any(trial.num_good for trial in trials)
+        advice = f". {media_advice(some_have_none)}" if reasons["media"] else ""
+        said.append(f"{error} ({shown}){advice}")
     else:
         print_note(
             f"note: {counted(reasons.total(), 'row is', 'rows are')} bad and will be "
@@ -415,9 +418,8 @@ def _show_candidates(
     start_phase("rendering examples")
     for proposal in proposals:
         tried = [(each, *_examples(each, tokenizer, cache)) for each in proposal.candidates]
-        # A setting of the recipe, which is written after the choice, may help.
-        renderable = [each for each in tried if not each[-1]]
-        usable = renderable or tried
+        # For the others, a setting of the recipe may help, which is written after the choice.
+        usable = sorted(tried, key=lambda each: bool(each[-1]))
         if not as_json:
             _show_file(proposal)
             if num_bad := proposal.survey.num_bad:
@@ -464,10 +466,6 @@ def _show_candidates(
                 numbers = [row for row, _ in candidate.layout.examples]
                 _show_rows(rows, recipe, cache, _SHOWN_EXAMPLES, numbers)
             echo(command)  # in one line, to be copied
-        for candidate, *_, why_not in tried:
-            if why_not and renderable and not as_json:
-                reads = ", ".join(candidate.reading.reads)
-                print_text(f"note: {reads} cannot be trained together: {why_not}")
         if not as_json:
             for line in f"\nIf none is right, {NAME_THE_FIELDS}".split("\n"):
                 print_text(line)

@@ -54,9 +54,9 @@ test: $(TEST_STAMP) ## run the tests except e2e, three files at a time; PYTEST_A
 		$(PYTEST_ARGS)
 
 # Tests of what may differ between Python versions and does not need torch (reading, rendering,
-# recipes, records, packing: 311 tests), and of the wheel from the index.
+# recipes, records, packing: about 1,400 tests), and of the wheel from the index.
 OTHER_PYTHONS := 3.12 3.13
-UNIT := tests/records tests/splitting tests/schemas $(addprefix packhouse/,pack read recipe records render)
+UNIT := $(addprefix tests/,records schemas sources splitting) $(addprefix packhouse/,pack read recipe records render)
 pythons: $(TEST_STAMP) ## test the core and the wheel on other installed Python versions
 	@for version in $(OTHER_PYTHONS); do \
 		python=$$(ls $$HOME/.pyenv/versions/$$version.*/bin/python 2>/dev/null | tail -1); \

@@ -73,7 +73,7 @@ TOOLS = [{"name": "add", "description": "Add two numbers and return the sum."}]
         ),
         (  # the first of all answers is trained, although another is called the best
             {"question": "Why?", "answers": ["So.", LONG], "best_answer": LONG},
-            {},
+            {"format": "squad"},
             ["best_answer"],
         ),
         (

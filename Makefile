@@ -54,7 +54,7 @@ test: $(TEST_STAMP) ## run the tests except e2e, three files at a time; PYTEST_A
 		$(PYTEST_ARGS)
 
 # Tests of what may differ between Python versions and does not need torch (reading, rendering,
-# recipes, records, packing: about 1,400 tests), and of the wheel from the index.
+# recipes, records, packing: about 1,100 tests), and of the wheel from the index.
 OTHER_PYTHONS := 3.12 3.13
 UNIT := $(addprefix tests/,records schemas sources splitting) $(addprefix packhouse/,pack read recipe records render)
 pythons: $(TEST_STAMP) ## test the core and the wheel on other installed Python versions

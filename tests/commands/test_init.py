@@ -1798,6 +1798,19 @@ def test_of_a_list_of_answers_the_items_that_are_left_out_are_counted(project):
     assert "answer: its first item; 6 of 12 examples have more" in " ".join(said.split())
 
 
+def test_a_field_that_joins_prompt_and_answer_is_left_out_with_the_reason(project):
+    rows = [
+        row | {"full": f"Q: {t[0]} A: {t[1]}"}
+        for row, t in zip(pairs("prompt", "completion", TALKS), TALKS, strict=True)
+    ]
+    Path("a.jsonl").write_bytes(lines(rows))
+
+    code, said = project.init("a.jsonl")
+
+    assert code == 0, said
+    assert "full: text; ignored (its text is made of fields that are read)" in said
+
+
 def test_a_field_in_one_row_does_not_repeat_another(project):
     rows: list[dict[str, Any]] = pairs("prompt", "completion", TALKS)
     rows[5][" completion"] = rows[5].pop("completion")

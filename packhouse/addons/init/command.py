@@ -61,6 +61,7 @@ _LEAST_SEQ_LEN, _MOST_SEQ_LEN = 2048, 32_768
 _MAX_FILES = 200
 """Maximum number of files surveyed per path."""
 _REPEATS = "its text also appears in other fields"
+_CONSISTS = "its text is made of fields that are read"
 _UNDECIDED = 7
 """Exit code if the user has to choose a reading."""
 
@@ -219,7 +220,9 @@ def init(
         for refusal in refusals:
             print_note(f"`packhouse prepare` would reject these rows: {refusal}")
         repeats = [line for each in proposals for line in field_lines(each)]
-        left_out = "".join(f" Leave out {line}?" for line in repeats if _REPEATS in line)
+        left_out = "".join(
+            f" Leave out {line}?" for line in repeats if _REPEATS in line or _CONSISTS in line
+        )
         question = for_terminal(f"Is this right?{left_out} Write {out}?")
         if not yes and sys.stdin.isatty() and not click.confirm(question, default=True):
             echo("Nothing was written. `--yes` writes the recipe anyway, so that you can edit it.")
@@ -608,7 +611,7 @@ def field_lines(proposal: Proposal) -> list[str]:
         elif all(_is_repeated(row, name) for row in rows):
             use = f"ignored ({_REPEATS})"
         else:
-            use = "ignored"
+            use = "ignored" if reading is None else f"ignored ({_CONSISTS})"
         shown = name if name == name.strip() else repr(name)
         lines.append(f"{shown}: {held.kind}{some}; {use}")
     return lines

@@ -870,6 +870,27 @@ def test_a_field_whose_name_tells_one_side_is_no_number_of_the_better_answer(pro
     assert "the better answer" not in said
 
 
+def test_the_number_of_a_choice_is_no_answer_without_the_choices(project):
+    rows = [
+        {"question": t[0], "choices": ["so", t[1]], "answer": n % 2} for n, t in enumerate(TALKS)
+    ]
+    Path("a.jsonl").write_bytes(lines(rows))
+
+    _, said = project.init("a.jsonl")
+
+    assert "of the choice" in said
+    assert "leaves out choices" not in said
+
+
+def test_better_and_worse_texts_without_a_prompt_are_no_preference(project):
+    rows = [{"better_text": t[1], "worse_text": bad(t)} for t in TALKS]
+    Path("a.jsonl").write_bytes(lines(rows))
+
+    _, said = project.init("a.jsonl")
+
+    assert "preference" not in said
+
+
 def test_true_and_false_answer_a_question_about_a_passage(project):
     rows = [
         {"question": "Is it?", "answer": n % 3 > 0, "passage": t[0]} for n, t in enumerate(TALKS)

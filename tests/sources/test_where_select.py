@@ -121,6 +121,13 @@ def test_an_object_is_not_joined_to_text_unless_it_is_json(expression, fix, read
     assert json.loads(answer.removeprefix("1 + 1?").strip()) == told
 
 
+def test_an_object_without_keys_in_all_rows_is_joined_as_json(read_bytes):
+    select = {"question": "q", "answer": "concat_ws(' ', q, args)"}
+    assert read_bytes(lines([{"q": "1 + 1?", "args": {}}]), select=select).texts == [
+        [("user", "1 + 1?"), ("assistant", "1 + 1? {}")]
+    ]
+
+
 def test_columns_of_csv_are_text(read_bytes):
     data = delimited([{"q": "1+1", "a": "2", "votes": "10"}, {"q": "2+2", "a": "4", "votes": "9"}])
     select = {"prompt": "q", "completion": "a"}

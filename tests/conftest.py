@@ -148,9 +148,9 @@ def own_tokenizers(monkeypatch):
 
 @pytest.fixture(scope="module", autouse=True)
 def packs_of_other_files_are_forgotten():
-    """Forget how the packs of other tests begin, because generated records look alike."""
-    if loaded := sys.modules.get("packhouse.load.mapped_rows"):
-        loaded._BEGINNINGS.clear()
+    """Forget the packs of other tests, because generated records look alike."""
+    if loaded := sys.modules.get("packhouse.load.known_packs"):
+        loaded._KNOWN.clear()
         loaded._WARNED.clear()
 
 

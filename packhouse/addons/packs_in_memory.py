@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from packhouse.errors import ConfigError, ContractError, SequenceTooLongError
-from packhouse.load.mapped_rows import first_packs, warn_of_packs, watch_packs
+from packhouse.load.known_packs import users_level, warn_of_packs, watch_table
 from packhouse.pack.pack_columns import IGNORE_INDEX
 from packhouse.pack.strategies import STRATEGIES, PackPlan, plan_packs
 from packhouse.records.arrays import Int64s, count_up, list_items, list_offsets, one_chunk
@@ -159,8 +159,8 @@ def pack_dataset(
     packing.count(_lengths(rows[:]), tally)  # not in `map`, whose result may come from its cache
     packed = rows.map(packing, **{"batch_size": None} | options)
     if "seq_lengths" in packed.column_names:
-        # Remember how packs begin, so that `enable_packing` can notice lost boundaries.
-        watch_packs(first_packs(packed))
+        # So that a model with `enable_packing` notices lost record boundaries.
+        watch_table(packed.data.table)
     else:
         warn_of_packs()
     columns = packed.column_names
@@ -274,7 +274,7 @@ class _Packing:
             warnings.warn(
                 f"{self.name} cuts records, so some answers are trained without their end or "
                 f"their question: {found}. Use best_fit with over_length='drop' to avoid cuts.",
-                stacklevel=3,
+                stacklevel=users_level(),
             )
 
 

@@ -23,7 +23,7 @@ import pyarrow as pa
 import torch
 
 from packhouse.errors import ConfigError, ContractError, EmptyRowError
-from packhouse.load.mapped_rows import MOST_PACKS, watch_packs
+from packhouse.load.known_packs import MOST_ROWS, watch_read, watch_rows
 from packhouse.pack.pack_columns import IGNORE_INDEX, MASK_COLUMNS, position_ids, trained_mask
 from packhouse.pack.shuffle import splitmix64
 from packhouse.pack.strategies import PackPlan, plan_packs
@@ -92,6 +92,7 @@ def read_row(row: Mapping[str, Any], *, whole_rows: bool = False, where: str = "
         where: name of the row in errors.
 
     Raises:
+        ConfigError: `row` is not a mapping.
         ContractError: boundaries are missing or contradict each other, or lengths do not match.
 
     Example:
@@ -99,6 +100,8 @@ def read_row(row: Mapping[str, Any], *, whole_rows: bool = False, where: str = "
         >>> row.labels.tolist()
         [-100, 8, 9, -100, 6]
     """
+    if not hasattr(row, "keys"):
+        raise ConfigError(f"{where} is a {type(row).__name__} instead of a dict. {_FILES}")
     ids = _read_column(row, "input_ids", where)
     if ids is None:
         raise ContractError(f"{where} has no input_ids; its columns are {', '.join(row)}")
@@ -151,6 +154,12 @@ def read_row(row: Mapping[str, Any], *, whole_rows: bool = False, where: str = "
     labels[np.cumsum(lengths) - lengths] = IGNORE_INDEX
     label = row.get("label")
     return Row(ids, labels, lengths, weights, None if label is None else int(label))
+
+
+_FILES = (
+    "For a version, pass load_packed('STORE/DATASET'); for Parquet files, "
+    "datasets.load_dataset('parquet', data_files=FILES, split='train')."
+)
 
 
 def _read_column(
@@ -248,16 +257,16 @@ def open_rows(rows: Any, *, whole_rows: bool = False) -> Sequence[Row]:
         whole_rows: as for `read_row`.
 
     Raises:
-        ConfigError: `rows` is not a sequence of rows.
+        ConfigError: `rows` is not a sequence of rows, or a file is not an Arrow file.
     """
     if isinstance(rows, Path):
         rows = (rows,)
     if isinstance(rows, tuple) and rows and all(isinstance(part, Path) for part in rows):
-        rows = pa.concat_tables([read_table(part) for part in rows])
+        rows = pa.concat_tables([_read_arrow(part) for part in rows])
     if isinstance(rows, pa.Table):
         return ArrowRows(rows, whole_rows=whole_rows)
     if isinstance(rows, str):
-        raise ConfigError(f"'{rows}' is a string, not rows. Did you mean load_packed('{rows}')?")
+        raise ConfigError(f"'{rows}' is a string instead of rows. {_FILES}")
     kind = type(rows)
     if isinstance(rows, Mapping):
         raise ConfigError(
@@ -275,6 +284,13 @@ def open_rows(rows: Any, *, whole_rows: bool = False) -> Sequence[Row]:
         chosen = None if rows._indices is None else rows._indices.column(0).to_numpy()
         return ArrowRows(rows.data.table, whole_rows=whole_rows, indices=chosen)
     return _MappingRows(rows, whole_rows)
+
+
+def _read_arrow(path: Path) -> pa.Table:
+    try:
+        return read_table(path)
+    except pa.ArrowInvalid:
+        raise ConfigError(f"'{path}' is not an Arrow file. {_FILES}") from None
 
 
 @dataclass(frozen=True)
@@ -522,8 +538,8 @@ class PackedDataset(torch.utils.data.Dataset):
             self._settings = (seq_len, strategy, seed, pad_record_to_multiple_of, balance)
             self.set_epoch(epoch)
         _refuse_shifted(self._rows, range(len(self._rows)) if self._plan is None else self._kept)
-        first = map(self._row, range(min(len(self), MOST_PACKS)))
-        watch_packs((row.input_ids, row.seq_lengths) for row in first)
+        first = map(self._row, range(min(len(self), MOST_ROWS)))
+        watch_rows((row.input_ids, row.seq_lengths) for row in first)
 
     def set_epoch(self, epoch: int) -> None:
         """Pack the records again for an epoch; does nothing if rows are already packs.
@@ -549,7 +565,7 @@ class PackedDataset(torch.utils.data.Dataset):
         return len(self._rows) if self._plan is None else self._plan.num_packs
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        return self._row(index).to_tensors()
+        return self._watched(index).to_tensors()
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, torch.Tensor]]:
         """Return the rows of a batch; torch's DataLoader calls this."""
@@ -573,6 +589,11 @@ class PackedDataset(torch.utils.data.Dataset):
             longest_row=longest,
             seq_len=self.seq_len or longest,
         )
+
+    def _watched(self, index: int) -> Row:
+        row = self._row(index)
+        watch_read([(row.input_ids, row.seq_lengths)])
+        return row
 
     def _row(self, index: int) -> Row:
         if not -len(self) <= index < len(self):

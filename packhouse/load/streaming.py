@@ -36,6 +36,7 @@ import torch
 from packhouse.errors import ConfigError
 from packhouse.load import mapped_rows
 from packhouse.load.dataset import ArrowRows, Row
+from packhouse.load.known_packs import MOST_ROWS, users_level, watch_read, watch_rows
 from packhouse.pack.shuffle import permutation, splitmix64
 from packhouse.store import FileEntry, OpenVersion, open_store
 from packhouse.store.version_reader import reading
@@ -128,7 +129,7 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):
             warnings.warn(
                 f"this version has pack.balance {balance}, which shuffle=True undoes. Set "
                 "shuffle=False to keep packs of equal cost in the same step.",
-                stacklevel=2,
+                stacklevel=users_level(),
             )
         self._cache = mapped_rows.cache_folder(cache)
         self._batch_size, self._prefetch, self._drop_uneven = batch_size, prefetch, drop_uneven
@@ -232,8 +233,8 @@ class StreamingPackedDataset(torch.utils.data.IterableDataset):
 
     def _pass(self, rows: Iterator[Row], number: int) -> Iterator[dict[str, torch.Tensor]]:
         for row in read_ahead(rows, self._prefetch):
-            if self._seen < mapped_rows.MOST_PACKS:
-                mapped_rows.watch_packs([(row.input_ids, row.seq_lengths)])
+            watch = watch_rows if self._seen < MOST_ROWS else watch_read
+            watch([(row.input_ids, row.seq_lengths)])
             self._seen += 1
             yield row.to_tensors()
         self._shared[_ENDED + number] = 1

@@ -556,7 +556,12 @@ def dataset_card(manifest: Manifest) -> str:
         lines += [f"  - split: {split}", f"    path: data/{split}-*"]
     lines += ["---", "", f"# {for_markdown(manifest.dataset)}", ""]
     content = markdown_code(manifest.content_id[:16])
-    lines += [f"Packed token data, written by packhouse. Content ID: {content}.", ""]
+    # The digest of the manifest cannot be here, because it covers this card.
+    lines += [
+        f"Packed token data, written by packhouse. Content ID: {content}. `packhouse show "
+        "STORE/DATASET` prints its address, with a digest that only this version matches.",
+        "",
+    ]
     sizes = []
     for split in splits:
         files = [e for e in manifest.files if e.kind == "data" and e.split == split]

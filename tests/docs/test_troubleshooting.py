@@ -93,8 +93,8 @@ def test_messages_about_a_version(here, monkeypatch):
     )
     assert_shown(moved, drift)
 
-    monkeypatch.setattr("packhouse.load.mapped_rows.GUARDS", [])
-    monkeypatch.setattr("packhouse.load.mapped_rows._WARNED", set())
+    monkeypatch.setattr("packhouse.load.known_packs.GUARDS", [])
+    monkeypatch.setattr("packhouse.load.known_packs._WARNED", set())
     with pytest.warns(UserWarning, match="several records") as caught:
         rows = load_packed("./store/rows")
     assert_shown(several, str(caught[0].message))

@@ -149,7 +149,7 @@ def test_packs_are_warned_of_until_a_model_is_guarded(make_version, tmp_path, mo
     pytest.importorskip("torch")
     from packhouse import PackedDataset, StreamingPackedDataset, enable_packing
     from packhouse.addons.torch import enable_packing as guard
-    from packhouse.load import mapped_rows as loaded
+    from packhouse.load import known_packs as loaded
 
     guards = set()  # none from other tests
     for module in (loaded, guard):

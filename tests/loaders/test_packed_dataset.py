@@ -1,4 +1,5 @@
 import pickle
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -99,7 +100,10 @@ def test_invalid_arguments_are_refused(make_version, tmp_path):
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ("./store/demo", r"Did you mean load_packed\('./store/demo'\)"),
+        ("./store/demo", r"'./store/demo' is a string instead of rows. .* pass load_packed\("),
+        (["rows.parquet"], r"row 0 is a str instead of a dict. .* Parquet files, datasets.load_"),
+        ([Path("rows.parquet")], "row 0 is a PosixPath instead of a dict"),
+        (Path(__file__), r"test_packed_dataset.py' is not an Arrow file. .* pass load_packed\("),
         ({"train": RECORDS}, "a dict of train is not a sequence of rows"),
         ((row for row in RECORDS), "a generator has no length or cannot be indexed"),
     ],

@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 
 from packhouse import PackedCollator, PackTally, pack_dataset
 from packhouse.errors import ConfigError, ContractError, SequenceTooLongError
-from packhouse.load import mapped_rows
+from packhouse.load import known_packs
 
 ROWS = [{"input_ids": [1, 2, 3, 4, 5]}, {"input_ids": [6, 7]}, {"input_ids": []}]
 CUTS = pytest.mark.filterwarnings("ignore:.* cuts records")
@@ -192,7 +192,7 @@ def test_a_strategy_with_a_cutting_rule_takes_no_other_policy():
 
 def test_packs_for_a_trainer_that_would_drop_their_boundaries_are_warned_of(monkeypatch):
     for name in ("GUARDS", "_WARNED"):  # none from other tests
-        monkeypatch.setattr(mapped_rows, name, set())
+        monkeypatch.setattr(known_packs, name, set())
     rows = Dataset.from_dict({"input_ids": [[1, 2], [3]], "labels": [[1, 2], [3]]})
     with pytest.warns(UserWarning, match=r"^each row contains several .* use PackedCollator or"):
         pack_dataset(rows, 8)

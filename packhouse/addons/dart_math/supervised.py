@@ -318,7 +318,7 @@ class PaddedPacks(PackedDataset):
         self._pad_token_id = pad_token_id
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        row, size = self._row(index), self.seq_len or 0
+        row, size = self._watched(index), self.seq_len or 0
         numbers = np.repeat(np.arange(1, len(row.seq_lengths) + 1), row.seq_lengths)
         lengths = np.append(row.seq_lengths, size - len(row.input_ids))
         positions = torch.from_numpy(position_ids(lengths, np.int64))

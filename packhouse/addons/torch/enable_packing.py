@@ -12,7 +12,7 @@ adds a guard before the decoder's forward pass. For packed batches, the guard
 
 Generation and unpacked batches pass through unchanged. Cost: a few comparisons of T positions per
 step. `check_packing` proves the result. If a collator or trainer loses the boundaries, this is
-detected only for packs that this process loaded (`packhouse.load.dataset`).
+detected only for packs that this process knows (`packhouse.load.known_packs`).
 
 Use a mask for attention that does not read `position_ids`. A record is a run in which
 `position_ids` rise by one.
@@ -32,14 +32,13 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar, cast
 
 import pyarrow.compute as pc
 import torch
 
 from packhouse.errors import ConfigError, ContractError
-from packhouse.load.mapped_rows import GUARDS, as_bytes, begins_with_packs
+from packhouse.load.known_packs import GUARDS, holds_pack, watch_datasets
 from packhouse.pack.pack_columns import IGNORE_INDEX
 
 if TYPE_CHECKING:
@@ -182,8 +181,8 @@ class PackingHandle(ExitStack):
 def enable_packing(target: "torch.nn.Module | type | PretrainedConfig | str") -> PackingHandle:
     """Make packed batches safe for a model, or for every model of a family.
 
-    Use it with a collator that keeps the boundaries, such as `PackedCollator`, or TRL's with
-    `padding_free=True`; see docs/how-to/keep-records-apart.md.
+    Call it before you create the trainer, with a collator that keeps the boundaries, such as
+    `PackedCollator`, or TRL's with `padding_free=True`; see docs/how-to/keep-records-apart.md.
 
     Args:
         target: a model, which PEFT or DDP may wrap; a model class such as `LlamaForCausalLM`; a
@@ -232,6 +231,7 @@ def enable_packing(target: "torch.nn.Module | type | PretrainedConfig | str") ->
     _forget_compiled()
     handle.callback(_forget_compiled)
     GUARDS.add(handle)
+    watch_datasets()
     return handle
 
 
@@ -459,7 +459,7 @@ def _refuse_other_bounds(given: Mapping[str, Any], positions: Any, is_flash: boo
 def _refuse_lost_bounds(ids: Any, positions: Any, mask: object, is_training: bool) -> None:
     """Reject a known pack that is passed as a single record; warn if no boundaries are passed.
 
-    Nothing in the batch marks a pack whose boundaries were lost, but its first tokens identify it.
+    Nothing in the batch marks a pack whose boundaries were lost, but its tokens identify it.
     """
     advice = (
         "Use PackedCollator, or SFTConfig(padding_free=True, max_length=None, packing=False) "
@@ -474,8 +474,7 @@ def _refuse_lost_bounds(ids: Any, positions: Any, mask: object, is_training: boo
         is_start[:, 1:] |= torch.diff(mask != 0)
     is_start[:, 0] = True
     for row, starts in zip(ids.cpu().numpy(), is_start.cpu().numpy(), strict=True):
-        data, bounds = as_bytes(row), [*(4 * starts.nonzero()[0]).tolist(), 4 * len(row)]
-        if any(begins_with_packs(data[start:end]) for start, end in pairwise(bounds)):
+        if holds_pack(row, starts.nonzero()[0]):
             raise ContractError(f"a batch treats several records of a pack as one. {advice}")
     if is_training and positions is None:
         warnings.warn(

@@ -883,7 +883,7 @@ def test_the_number_of_a_choice_is_no_answer_without_the_choices(project):
 
 
 def test_better_and_worse_texts_without_a_prompt_are_no_preference(project):
-    rows = [{"better_text": t[1], "worse_text": bad(t)} for t in TALKS]
+    rows = [{"anchor": t[0], "positive": t[1], "negative": bad(t)} for t in TALKS]
     Path("a.jsonl").write_bytes(lines(rows))
 
     _, said = project.init("a.jsonl")

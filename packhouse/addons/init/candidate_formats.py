@@ -454,7 +454,10 @@ def _preferences(rows: Sequence[dict[str, Any]]) -> Iterator[Reading]:
         return
     fields = {"chosen": pairs[0][0], "rejected": pairs[0][1]}
     if prompt := best_of([name for name in words if name not in pairs[0]], QUESTION):
-        fields["prompt"] = prompt  # messages, as in file 2156, contain their prompt
+        fields["prompt"] = prompt
+    # Messages, as in file 2156, contain their prompt.
+    elif not all(isinstance(row[name], list) for row in rows for name in pairs[0]):
+        return
     if {*pairs[0]} != {"chosen", "rejected"}:
         reads = {name: ours for ours, name in fields.items()}
         yield read_as("preference", reads, is_sure=True, fields=fields)

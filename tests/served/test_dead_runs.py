@@ -8,13 +8,14 @@ import sys
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from threading import Timer
 from uuid import uuid4
 
 import psutil
 import pytest
 import yaml
 
-from tests.served.served import ROOT, serving, until
+from tests.served.served import ROOT, interrupt, serving, until
 
 pytestmark = [pytest.mark.prefect, pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -265,3 +266,25 @@ def test_a_dead_run_frees_its_dataset_within_90_s(served):
 def test_the_server_never_found_its_database_locked(served):
     """Everything in this file, partly at the same time."""
     assert "database is locked" not in Path(served.home / "p" / "server.log").read_text()
+
+
+def test_a_stop_lets_runs_end_and_marks_them_crashed(served, held):
+    """One finishes its current job; the other never does, so the worker kills it."""
+    split = {"group_by": "record", "eval_fraction": 0.15}
+    runs = {}
+    for name in ("ends", "stays"):
+        (held / f"hold-{name}-pack").touch()
+        runs[name] = served.start("prepare/held", recipe=form(served, name, split=split))
+    until(lambda: (held / "ends-pack").exists() and (held / "stays-pack").exists())
+    Timer(3, (held / "hold-ends-pack").unlink).start()
+    assert interrupt(served) == (0, [])
+    with closing(sqlite3.connect(served.home / "p" / "prefect.db")) as db:
+        for name, says in [("ends", "termination signal"), ("stays", "-9")]:
+            (run,) = db.execute("select id, tags from flow_run where id = ?", [runs[name]])
+            assert "outcome:crashed" in run[1]
+            states = "select type, message from flow_run_state where flow_run_id = ?"
+            (*_, (kind, message)) = db.execute(f"{states} order by timestamp", [runs[name]])
+            assert kind == "CRASHED"
+            assert says in message
+            tasks = "select state_type from task_run where flow_run_id = ?"
+            assert not {("RUNNING",), ("PENDING",)} & set(db.execute(tasks, [runs[name]]))

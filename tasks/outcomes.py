@@ -147,8 +147,7 @@ def is_approved(outcome: Outcome, message: str, version: str, *, is_new: bool) -
         # run as resumed, not as repeated.
         if not (is_new or answers or is_repeated()):
             return False
-        # No hook runs if somebody cancels a paused run, so a tag with an outcome would stay.
-        tag_run(version=version, outcome="")
+        tag_run(version=version, outcome=outcome)
         asked: State[Any] = Paused(
             name=_STATES[outcome],
             message=message,

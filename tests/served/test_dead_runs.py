@@ -1,6 +1,7 @@
 """Runs killed or cancelled at a bad moment, on a real `make serve`."""
 
 import os
+import re
 import signal
 import sqlite3
 import subprocess
@@ -126,7 +127,8 @@ def test_people_are_told_of_a_dataset_without_a_new_version(served):
     def publish(dataset, flow):
         said = {"id": str(uuid4()), "event": "packhouse.version.published"}
         said["occurred"] = datetime.now(UTC).isoformat()
-        said["payload"] = {"dataset": dataset, "version": "v1"}
+        said["payload"] = {"dataset": dataset, "version": "v2", "ref": "latest"}
+        said["payload"]["ref_version"] = "v1"  # the new version is held
         said["resource"] = {"prefect.resource.id": f"packhouse.dataset.{dataset}"}
         by = {"prefect.resource.id": "prefect.flow.x", "prefect.resource.role": "flow"}
         said["related"] = [by | {"prefect.resource.name": flow}]
@@ -136,8 +138,14 @@ def test_people_are_told_of_a_dataset_without_a_new_version(served):
     try:
         until(lambda: publish("old", "refresh"))  # an automation takes a moment to start
         publish("by-hand", "prepare")
-        subject = "packhouse: no new version of old for 7 days"
+        subject = "packhouse: no new version of old for 15 seconds"
         until(lambda: subject in [note["subject"] for note in served.notes], 100)
+        (body,) = (note["body"] for note in served.notes if note["subject"] == subject)
+        assert re.fullmatch(
+            r"The last new version is v2, published at \d{4}-\d\d-\d\d \d\d:\d\d UTC\. "
+            r"After that run, 'latest' pointed to v1\.",
+            body,
+        )
         assert not [note for note in served.notes if "by-hand" in note["subject"]]
     finally:
         served.call(f"/automations/{made['id']}", method="DELETE")

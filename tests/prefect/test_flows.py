@@ -525,11 +525,16 @@ def test_gc_shows_first_and_deletes_when_told(place, cache, first):
     assert not dead.exists()
 
 
-def test_a_backfill_continues_when_a_recipe_fails_and_names_it(place, cache, first):
+def test_a_backfill_continues_when_a_recipe_fails_and_names_it(place, cache, first, caplog):
     demo, bad = recipe_of(place), recipe_of(place, "dataset=bad", "validate.max_quarantined=0")
-    state = backfill([bad, demo], cache=str(cache), return_state=True)
+    with caplog.at_level(logging.INFO, "packhouse.flows"):
+        state = backfill([bad, demo], cache=str(cache), return_state=True)
     assert state.is_failed()
     assert state.message == "1 of 2 recipes failed: bad"
+    logged = [(each.levelname, each.getMessage()) for each in caplog.records]
+    said = "demo: Unchanged: nothing changed: 'latest' already points to"
+    assert ("INFO", f"{said} {first}") in logged
+    assert any(level == "WARNING" and text.startswith("bad: Refused: ") for level, text in logged)
     with pytest.raises(PackhouseError, match="1 of 2 recipes failed: bad"):
         state.result()
     assert run_of(state).name == "backfill 2 recipes"

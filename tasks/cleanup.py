@@ -93,7 +93,8 @@ def end_runs_without_hooks(flow: object, flow_run: FlowRun, state: State[Any]) -
             outcome = str(run.state_name).lower()
             if run.state is None or f"outcome:{outcome}" in run.tags:
                 continue
-            _end_parts(client, run.id, Crashed(message=f"its run ended: {run.state.message}"))
+            why = f"its run ended: {run.state.message or run.state.name}"
+            _end_parts(client, run.id, Crashed(message=why))
             client.update_flow_run(run.id, tags=tags_with(run.tags, outcome=outcome))
 
 

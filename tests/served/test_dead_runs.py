@@ -277,22 +277,32 @@ def test_the_server_never_found_its_database_locked(served):
 
 
 def test_a_stop_lets_runs_end_and_marks_them_crashed(served, held):
-    """One finishes its current job; the other never does, so the worker kills it."""
+    """A run and the child of a backfill finish their current jobs; another run never does."""
     split = {"group_by": "record", "eval_fraction": 0.15}
-    runs = {}
-    for name in ("ends", "stays"):
+    forms = {name: form(served, name, split=split) for name in ("ends", "child", "stays")}
+    for name in forms:
         (held / f"hold-{name}-pack").touch()
-        runs[name] = served.start("prepare/held", recipe=form(served, name, split=split))
-    until(lambda: (held / "ends-pack").exists() and (held / "stays-pack").exists())
-    Timer(3, (held / "hold-ends-pack").unlink).start()
+    backfill = served.start("backfill/held", recipes=[forms["child"]])
+    stays = served.start("prepare/held", recipe=forms["stays"])
+    ends = served.start("prepare/held", recipe=forms["ends"])
+    until(lambda: all((held / f"{name}-pack").exists() for name in forms))
+    for name in ("ends", "child"):
+        Timer(3, (held / f"hold-{name}-pack").unlink).start()
     assert interrupt(served) == (0, [])
     with closing(sqlite3.connect(served.home / "p" / "prefect.db")) as db:
-        for name, says in [("ends", "termination signal"), ("stays", "-9")]:
-            (run,) = db.execute("select id, tags from flow_run where id = ?", [runs[name]])
-            assert "outcome:crashed" in run[1]
+        child = "select id from flow_run where parent_task_run_id is not null"
+        (children,) = db.execute(f"{child} and tags like '%dataset:child%'")
+        for run, says in [
+            (ends, "termination signal"),
+            (backfill, "termination signal"),
+            (*children, "termination signal"),
+            (stays, "-9"),  # its worker killed it
+        ]:
+            (tags,) = db.execute("select tags from flow_run where id = ?", [run])
+            assert "outcome:crashed" in tags[0]
             states = "select type, message from flow_run_state where flow_run_id = ?"
-            (*_, (kind, message)) = db.execute(f"{states} order by timestamp", [runs[name]])
+            (*_, (kind, message)) = db.execute(f"{states} order by timestamp", [run])
             assert kind == "CRASHED"
             assert says in message
             tasks = "select state_type from task_run where flow_run_id = ?"
-            assert not {("RUNNING",), ("PENDING",)} & set(db.execute(tasks, [runs[name]]))
+            assert not {("RUNNING",), ("PENDING",)} & set(db.execute(tasks, [run]))

@@ -51,12 +51,24 @@ SHOWN = {
 
 def main(pools: list[str]) -> int:
     """Deploy to these pools; return the exit code."""
-    make_pools(pools)
     deployments = [
         each
         for each in yaml.safe_load((HERE / "prefect.yaml").read_text())["deployments"]
         if each["work_pool"]["name"] in pools
     ]
+    sources = Path(os.environ.get("PACKHOUSE_SOURCES", HERE / "sources.yaml"))
+    raw = yaml.safe_load(sources.read_text(encoding="utf-8")) or {}
+    places = AllowedPaths.model_validate(raw)
+    known = ", ".join(sorted(places.recipes)) or "none"
+    unknown = unknown_recipes(deployments, places)
+    for deployment, recipe in unknown:
+        print(
+            f"{HERE / 'prefect.yaml'}: the recipe '{recipe}' of {deployment} is not listed under "
+            f"`recipes` in {sources} (known: {known}). Choose a known one, or add it there"
+        )
+    if unknown:
+        return 2
+    make_pools(pools)
     deployed = subprocess.run(
         [
             *(sys.executable, "-m", "prefect", "--no-prompt", "deploy"),
@@ -71,7 +83,7 @@ def main(pools: list[str]) -> int:
     if deployed.returncode:
         print(deployed.stdout)
         return deployed.returncode
-    make_forms(deployments)
+    make_forms(deployments, places)
     make_automations(make_block())
     print("deployed: pools, deployments, forms and automations are up to date")
     return 0
@@ -87,10 +99,24 @@ def make_pools(names: list[str]) -> None:
             client.create_work_pool(pool, overwrite=True)
 
 
-def make_forms(deployments: list[dict[str, Any]]) -> None:
+def unknown_recipes(
+    deployments: list[dict[str, Any]], places: AllowedPaths
+) -> list[tuple[str, str]]:
+    """Return deployments with recipes that the file of names lacks: Prefect ends in a traceback."""
+    found = []
+    for each in deployments:
+        parameters = each.get("parameters", {})
+        named = [parameters.get("recipe"), *parameters.get("recipes", ())]
+        found += [
+            (each["name"], recipe)
+            for recipe in named
+            if isinstance(recipe, str) and recipe not in places.recipes
+        ]
+    return found
+
+
+def make_forms(deployments: list[dict[str, Any]], places: AllowedPaths) -> None:
     """Let the forms offer what a deployed run accepts, and the names from sources.yaml."""
-    file = Path(os.environ.get("PACKHOUSE_SOURCES", HERE / "sources.yaml"))
-    places = AllowedPaths.model_validate(yaml.safe_load(file.read_text(encoding="utf-8")) or {})
     with get_client(sync_client=True) as client:
         for each in deployments:
             flow = each["entrypoint"].rpartition(".")[2]  # flows.prepare.prepare

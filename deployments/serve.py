@@ -18,13 +18,15 @@ import urllib.request
 from contextlib import suppress
 from pathlib import Path
 
+from packhouse.system.wording import last_error
+
 ROOT = Path(__file__).resolve().parents[1]
 HOST = "127.0.0.1"
 POOL = "packhouse"
 # The first start makes the database; a busy machine is slow at it.
 _STARTS_WITHIN_S = 300
-# A worker gives its runs 30.
-_STOPS_WITHIN_S = 40
+# A worker gives its runs 30 (deployments/worker.py), then reports those that it killed.
+_STOPS_WITHIN_S = 60
 _LOOKS_EVERY_S = 0.5
 # A worker that cannot start does not keep the machine busy.
 _RESTARTS_AFTER_S = 5
@@ -45,7 +47,7 @@ def main() -> int:
     try:
         return _serve(arguments.port, arguments.home.absolute(), environment, parts)
     except KeyboardInterrupt:
-        print("\nstopping")
+        print("\nstopping; runs have 30 s to finish their current jobs", flush=True)
         return 0
     finally:
         stop(parts)
@@ -83,7 +85,8 @@ def stop(parts: list[subprocess.Popen[bytes]]) -> None:
     for part in reversed(parts):
         if not _has_ended(part):
             part.terminate()
-            with suppress(subprocess.TimeoutExpired):
+            # After a second Ctrl-C it does not wait.
+            with suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
                 part.wait(_STOPS_WITHIN_S)
         with suppress(ProcessLookupError):
             os.killpg(part.pid, signal.SIGKILL)  # whatever it started and did not end
@@ -96,9 +99,12 @@ def _serve(
     server = (str(ROOT / "deployments" / "server.py"), "--host", HOST, "--port", str(port))
     print("starting the server; the first start makes its database, which can take two minutes ...")
     sys.stdout.flush()
+    log = home / "server.log"
+    before = log.stat().st_size if log.exists() else 0
     parts.append(_start("server", server, home, environment))
     if not _is_up(port, parts[0]):
-        print(f"the server did not start; see {home / 'server.log'}")
+        said = log.read_bytes()[before:].decode("utf-8", "replace")
+        print(f"the server did not start: {last_error(said)} (log: {log})")
         return 1
     print("deploying flows and automations ...", flush=True)
     deployed = subprocess.run(
@@ -120,7 +126,7 @@ def _serve(
             )
             time.sleep(_RESTARTS_AFTER_S)  # or it would be started over and over
             parts.append(_start("worker", worker, home, environment))
-    print(f"the server exited; see {home / 'server.log'}")
+    print(f"the server exited; see {log}")
     return 1
 
 

@@ -1,4 +1,4 @@
-"""`prefect worker start` that waits for the server and releases the memory of finished runs.
+"""`prefect worker start` that waits for the server, ends its runs in order and releases memory.
 
 python deployments/worker.py --pool packhouse [--limit 2] [other options of `prefect worker start`]
 
@@ -7,31 +7,87 @@ and leaves them in reference cycles. Python rarely collects cycles of old object
 by 0.3 to 0.5 MiB a run until it has twice its size. This one collects every ten seconds and returns
 free pages to the system (docs/performance.md has numbers). That takes a few milliseconds, because
 objects loaded before the first run are skipped.
+
+When Prefect's worker stops, it kills its runs before they can report it, and the server shows them
+as Running until their heartbeats are missed. This one sends them SIGTERM and waits: a run finishes
+its current jobs and marks itself Crashed.
 """
 
+import asyncio
 import ctypes
 import gc
-import importlib
+import os
 import signal
 import sys
 import threading
 import time
+from contextlib import suppress
+from typing import Any
 
 EVERY_S = 10.0
+# docker/compose.yaml and the Kubernetes job kill a worker after 60 s.
+RUNS_END_WITHIN_S = 30.0
 
 
 def main() -> None:
     """Start Prefect's worker with the arguments of this command."""
     from prefect.cli import app
 
-    importlib.import_module("prefect.workers.process")  # must be loaded before gc.freeze
-    give_memory_back()
+    end_runs_in_order()
+    give_memory_back()  # after the imports
     if not {"-h", "--help"} & set(sys.argv):
         wait_for_server()
     # A shell starts background jobs with SIGINT ignored, and Prefect answers SIGTERM with SIGINT.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.argv = ["prefect", "worker", "start", *sys.argv[1:]]
     app()
+
+
+def end_runs_in_order(within_s: float = RUNS_END_WITHIN_S) -> None:
+    """Let a worker that stops end its process runs by SIGTERM and wait for them.
+
+    Args:
+        within_s: seconds after which runs are killed; the worker then marks them Crashed.
+    """
+    from prefect.workers.process import ProcessWorker
+
+    run, teardown = ProcessWorker.run, ProcessWorker.teardown
+    alive: set[int] = set()
+
+    async def noted(
+        worker: ProcessWorker, flow_run: Any, configuration: Any, task_status: Any = None
+    ) -> Any:
+        pids: list[int] = []
+
+        class Status:
+            @staticmethod
+            def started(pid: int) -> None:
+                pids.append(pid)
+                alive.add(pid)
+                if task_status is not None:
+                    task_status.started(pid)
+
+        try:
+            return await run(worker, flow_run, configuration, Status())  # type: ignore[arg-type]
+        finally:
+            alive.difference_update(pids)
+
+    async def wait_for_runs(worker: ProcessWorker, *_: Any) -> None:
+        def kill() -> None:
+            for pid in alive:
+                with suppress(ProcessLookupError):
+                    os.killpg(pid, signal.SIGKILL)  # Prefect gives each run its own group
+
+        for pid in alive:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+        asyncio.get_running_loop().call_later(within_s, kill)
+        # With the exception that stops the worker, this would kill the runs instead of waiting.
+        await teardown(worker, None, None, None)
+
+    # Prefect has no setting for this.
+    ProcessWorker.run = noted  # type: ignore[method-assign]
+    ProcessWorker.teardown = wait_for_runs  # type: ignore[method-assign]
 
 
 def wait_for_server(every_s: float = 2.0) -> None:

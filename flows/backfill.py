@@ -13,7 +13,7 @@ from schemas.places import RecipeName, StorePlace
 from tasks.artifacts import backfill_artifacts
 from tasks.engines import Runner
 from tasks.hooks import FLOW, backfill_run_name
-from tasks.outcomes import filled, name_of, with_stops
+from tasks.outcomes import filled, log_recipe, name_of, with_stops
 
 
 @flow(name="backfill", version=file_hash(__file__), flow_run_name=backfill_run_name, **FLOW)
@@ -36,9 +36,10 @@ def backfill(
             PACKHOUSE_RUNNER, or threads. Does not affect the output.
     """
     with tags(*runtime.flow_run.tags):  # automations that watch this run watch its children
-        states: Any = [
-            (name_of(recipe), refresh(recipe, approval, store, cache, runner, return_state=True))
-            for recipe in recipes
-        ]
+        states: list[tuple[str, Any]] = []
+        for recipe in recipes:
+            state: Any = refresh(recipe, approval, store, cache, runner, return_state=True)
+            states.append((name_of(recipe), state))
+            log_recipe(*states[-1])
     backfill_artifacts(states)
     return filled(states)

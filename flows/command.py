@@ -9,7 +9,6 @@ import atexit
 import gc
 import logging
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -33,6 +32,7 @@ from packhouse.run.prepare_arguments import read_recipe
 from packhouse.system.disks import find_cache, make_cache
 from packhouse.system.progress import show_progress, start_phase
 from packhouse.system.terminal import Interrupted
+from packhouse.system.wording import last_error
 
 if TYPE_CHECKING:
     from prefect import Flow
@@ -208,12 +208,9 @@ def start_embedded_server(log_file: Path) -> None:
     deadline = time.monotonic() + patience_s
     while not _is_up(server.port):
         if process.poll() is not None:
-            # The last line with the name of an exception says more than the last line.
-            said = filter(str.strip, log_file.read_text("utf-8", "replace").splitlines())
-            lines = ["no output", *said]
-            named = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
+            cause = last_error(log_file.read_text("utf-8", "replace"))
             raise TransientError(
-                f"Prefect's embedded server did not start: {(named or lines)[-1].strip()} "
+                f"Prefect's embedded server did not start: {cause} "
                 f"(log: {log_file}). `packhouse prepare` needs no server"
             )
         if time.monotonic() > deadline:

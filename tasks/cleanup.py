@@ -1,8 +1,9 @@
 """Clean up after runs that were cancelled, killed, or approved elsewhere.
 
 After a cancellation, unfinished steps and objects of an uncommitted version are removed. Task runs
-and child runs of a killed run, which can no longer report, are marked as Crashed. A paused run ends
-if its ref was moved without it or its sources have changed since.
+and child runs of a killed run, which can no longer report, are marked as Crashed: by its worker, or
+by the next run if the worker died too. A paused run ends if its ref was moved without it or its
+sources have changed since.
 
 A cancelled run releases its slot at once and ends when its current jobs are done. If that takes
 more than half a minute, its worker kills it. Either way, readers never see its leftover files. The
@@ -27,6 +28,7 @@ from prefect.client.schemas.filters import (
     TaskRunFilterStateType,
 )
 from prefect.client.schemas.objects import FlowRun, State, StateType
+from prefect.client.schemas.sorting import FlowRunSort
 from prefect.states import Cancelled, Completed, Crashed
 
 from packhouse.addons.gc import collect_steps, find_garbage_steps
@@ -41,6 +43,8 @@ from tasks.dataset_slot import place_of
 from tasks.outcomes import flow_run as current_run, tags_with, version_asked
 
 log = logging.getLogger("packhouse.flows")
+
+_MOST_LOOKED_AT = 200  # the most that Prefect's server returns
 
 
 def clean_up(flow: object, flow_run: FlowRun, state: State[Any]) -> None:
@@ -68,6 +72,30 @@ def end_parts(flow: object, flow_run: FlowRun, state: State[Any]) -> None:
     """
     with get_client(sync_client=True) as client:
         _end_parts(client, flow_run.id, Crashed(message=f"its run crashed: {state.message}"))
+
+
+def end_runs_without_hooks(flow: object, flow_run: FlowRun, state: State[Any]) -> None:
+    """Tag runs that ended while no process was there to run their hooks, and end their parts.
+
+    The server marks a run as Crashed if its machine died, and a person may cancel a paused run. A
+    hook of every flow when it starts: the next run does what these could not.
+    """
+    ended = FlowRunFilterStateType(any_=[StateType.CRASHED, StateType.CANCELLED])
+    found = FlowRunFilter(
+        state=FlowRunFilterState(type=ended), tags=FlowRunFilterTags(all_=["packhouse"])
+    )
+    with get_client(sync_client=True) as client:
+        if client.server_type == ServerType.EPHEMERAL:  # it has no other runs
+            return
+        for run in client.read_flow_runs(
+            flow_run_filter=found, sort=FlowRunSort.END_TIME_DESC, limit=_MOST_LOOKED_AT
+        ):
+            outcome = str(run.state_name).lower()
+            if run.state is None or f"outcome:{outcome}" in run.tags:
+                continue
+            why = f"its run ended: {run.state.message or run.state.name}"
+            _end_parts(client, run.id, Crashed(message=why))
+            client.update_flow_run(run.id, tags=tags_with(run.tags, outcome=outcome))
 
 
 def _end_parts(client: SyncPrefectClient, flow_run: UUID, ended: State[Any]) -> None:

@@ -31,7 +31,7 @@ LEASE_S = 60.0
 def dataset_slot(recipe: Recipe) -> Iterator[None]:
     """Hold the only slot of a dataset during the block; wait while another run holds it."""
     name = slot_name(recipe)
-    tag_run(dataset=recipe.dataset)
+    tag_run(dataset=recipe.dataset, outcome="")  # a run that is run again has that of the last time
     with get_client(sync_client=True) as client:
         if client.server_type == ServerType.EPHEMERAL:
             yield

@@ -1,5 +1,6 @@
 """Common settings of all flows: results, run names and hooks at the end of a run.
 
+When a run starts, a hook finishes what runs that died left behind (`tasks.cleanup`).
 At the end of a run, hooks emit events that the run ended or that a version was refused, on which
 automations can act (`docs/how-to/notify.md` lists them). They run in the process of the run, after
 its final state was reported, or in the worker's process if the run was cancelled or killed. The run
@@ -20,7 +21,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from packhouse.errors import PackhouseError
 from packhouse.system.wording import counted
 from tasks.allowed_places import named_recipe
-from tasks.cleanup import clean_up, end_parts
+from tasks.cleanup import clean_up, end_parts, end_runs_without_hooks
 from tasks.events import announce_end, announce_refused
 from tasks.outcomes import tags_with
 
@@ -45,13 +46,15 @@ for _name in ("prefect.engine", "prefect.flow_runs", "prefect.task_runs"):
     logging.getLogger(_name).addFilter(_without_traceback)
 
 
-# Names that the run forms fill in: `Ergonomic-Sushi` in the new UI, `theta42-kepler-nebula` in the
-# old one. A Greek letter without a number does not match: a person may have chosen `alpha-test`.
+# Names that the run forms fill in: `Ergonomic-Sushi` in the new UI, `theta42-kepler-nebula` or
+# `upsilon-arae` in the old one. Greek letters that people often use match only with a number: a
+# person may have chosen `alpha-test` or `phi-mini`.
 _NAME_OF_FORM = re.compile(
     "(Awesome|Rustic|Small|Gorgeous|Fantastic|Sleek|Intelligent|Unbranded|Refined|Licensed|Generic"
     r"|Practical|Ergonomic|Handcrafted|Tasty|Handmade|Incredible)-(?![a-z]).{1,6}"
-    "|(alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|omicron|pi|rho"
-    r"|sigma|tau|upsilon|phi|chi|psi|omega)\d{1,3}(-[a-z]+)+"
+    r"|((alpha|beta|gamma|delta|lambda|pi|phi)\d{1,3}"
+    r"|(epsilon|zeta|eta|theta|iota|kappa|mu|nu|xi|omicron|rho|sigma|tau|upsilon|chi|psi|omega)"
+    r"\d{0,3})(-[a-z]+)+"
 )
 
 
@@ -79,9 +82,9 @@ def is_made_up(name: str) -> bool:
     """Return True if Prefect made up the name of a run. Prefect does not record this.
 
     Example:
-        >>> made_up = ("diligent-loon", "Ergonomic-Sushi", "theta42-kepler-nebula")
+        >>> made_up = ("diligent-loon", "Ergonomic-Sushi", "phi42-kepler-nebula", "upsilon-arae")
         >>> [is_made_up(name) for name in (*made_up, "first-try", "Small-fix", "alpha-test")]
-        [True, True, True, False, False, False]
+        [True, True, True, True, False, False, False]
     """
     lists: Any = coolname.data.config.values()
     words = {word for each in lists for word in each.get("words", ())}
@@ -127,6 +130,7 @@ FLOW: dict[str, Any] = {
     "task_runner": ThreadPoolTaskRunner(max_workers=os.cpu_count() or 1),
     "persist_result": False,
     "result_serializer": "json",  # for exceptions; the default is a pickle
+    "on_running": [end_runs_without_hooks],
     "on_completion": [announce_end],
     "on_failure": [_tag_outcome, _on_failure, announce_end],
     "on_crashed": [_tag_outcome, end_parts, announce_end],

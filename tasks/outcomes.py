@@ -147,8 +147,7 @@ def is_approved(outcome: Outcome, message: str, version: str, *, is_new: bool) -
         # run as resumed, not as repeated.
         if not (is_new or answers or is_repeated()):
             return False
-        # No hook runs if somebody cancels a paused run, so a tag with an outcome would stay.
-        tag_run(version=version, outcome="")
+        tag_run(version=version, outcome=outcome)
         asked: State[Any] = Paused(
             name=_STATES[outcome],
             message=message,
@@ -163,6 +162,8 @@ def is_approved(outcome: Outcome, message: str, version: str, *, is_new: bool) -
     raise Pause(state=answer.state)
 
 
+_OPEN = ("Held", "WaitingForApproval")
+
 Runs = Sequence[tuple[str, State[Any]]]
 """Recipe and final state of each run."""
 
@@ -170,6 +171,14 @@ Runs = Sequence[tuple[str, State[Any]]]
 def name_of(recipe: str | Recipe) -> str:
     """Return the name of a recipe, or of its dataset."""
     return recipe if isinstance(recipe, str) else recipe.dataset
+
+
+def log_recipe(name: str, state: State[Any]) -> None:
+    """Log the outcome of a recipe in its backfill; a WARNING if a person has to do something."""
+    is_open = not state.is_completed() or state.name in _OPEN
+    log.log(
+        logging.WARNING if is_open else logging.INFO, "%s: %s: %s", name, state.name, state.message
+    )
 
 
 def filled(runs: Runs) -> State[Any]:
@@ -184,7 +193,7 @@ def filled(runs: Runs) -> State[Any]:
     message = f"{counted(len(runs), 'recipe')} done: {counts}"
     if bad:
         message = f"{len(bad)} of {len(runs)} recipes failed: {', '.join(bad)}"
-    open_ = [name for name, state in runs if state.name in ("Held", "WaitingForApproval")]
+    open_ = [name for name, state in runs if state.name in _OPEN]
     if open_:
         message += (
             f". The refs of {', '.join(open_)} did not move; the artifact 'backfill' of this run "

@@ -5,7 +5,7 @@
 
 import json
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -47,6 +47,9 @@ def ledger_block(ledger: Sequence[LedgerLine], filters: Iterable[Filter]) -> Blo
         >>> block = ledger_block([line], [])
         >>> block.rows, block.lines
         ([('validate', 9, 8, 1, None, None, None)], ('validate quarantined: json 1',))
+        >>> counts = {"dropped": {"over_seq_len": 1}, "tokens_dropped": {"over_seq_len": 759}}
+        >>> ledger_block([LedgerLine(step="pack", rows_in=9, rows_out=8, **counts)], []).lines
+        ('pack dropped: over_seq_len 1 row with 759 tokens',)
     """
     heads, cells = in_and_out(ledger)
     rows = []
@@ -60,12 +63,14 @@ def ledger_block(ledger: Sequence[LedgerLine], filters: Iterable[Filter]) -> Blo
             ("added", given),
             ("quarantined", ""),
             ("dropped", given if line.step == "format" else taken),
-            ("tokens_dropped", "token"),
-            ("tokens_added", "token"),
         ):
-            if counts := sorted(getattr(line, what).items()):
-                said = (f"{why} {counted(n, unit) if unit else f'{n:,}'}" for why, n in counts)
-                lines.append(f"{line.step} {what.removeprefix('tokens_')}: {', '.join(said)}")
+            said = defaultdict(list)
+            for name, of in ((what, unit), (f"tokens_{what}", "token")):
+                for why, n in getattr(line, name, {}).items():
+                    said[why].append(counted(n, of) if of else f"{n:,}")
+            if said:
+                reasons = (f"{why} {' with '.join(each)}" for why, each in sorted(said.items()))
+                lines.append(f"{line.step} {what}: {', '.join(reasons)}")
     for each in filters:
         cut = f"{each.filtered:,} of {counted(each.rows, 'row')}"
         lines.append(f"source '{each.source}': `where: {each.where}` dropped {cut}")

@@ -2,6 +2,7 @@
 
 import difflib
 import os
+import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from itertools import islice
@@ -151,3 +152,17 @@ def cut_pair(old: str, new: str, most: int) -> tuple[str, str]:
         return text if len(text) <= most else text[: most - 3] + "..."
 
     return cut(old), cut(new)
+
+
+def last_error(log: str) -> str:
+    r"""Return the last line of a log that names an exception, which says more than the last line.
+
+    Example:
+        >>> last_error("Traceback:\nValueError: no such dialect\n\nExiting.")
+        'ValueError: no such dialect'
+        >>> last_error("ready\nstopped\n"), last_error("")
+        ('stopped', 'no output')
+    """
+    lines = ["no output", *filter(str.strip, log.splitlines())]
+    named = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
+    return (named or lines)[-1].strip()

@@ -2,7 +2,9 @@
 
 import json
 import os
+import signal
 import subprocess
+import time
 import tomllib
 
 import yaml
@@ -42,3 +44,25 @@ def test_the_demo_keeps_its_steps_in_the_project_whatever_the_environment_says(t
         check=True,
     )
     assert done.stdout.splitlines()[-1] == f"cache: {tmp_path / 'new' / '.packhouse'}"
+
+
+def test_a_sigterm_of_make_reaches_the_program_that_serves(tmp_path):
+    assert CliRunner().invoke(cli, ["new", str(tmp_path / "new")]).exit_code == 0
+    python, pid = tmp_path / "python", tmp_path / "pid"
+    python.write_text(f'#!/bin/sh\n[ "$1" = -c ] && exit\necho $$ >"{pid}.new"\n')
+    with python.open("a") as script:
+        script.write(f'mv "{pid}.new" "{pid}"\nexec sleep 600\n')
+    python.chmod(0o755)
+    with subprocess.Popen(["make", "serve", f"PYTHON={python}"], cwd=tmp_path / "new") as make:
+        deadline = time.monotonic() + 60
+        while not pid.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)  # until it serves
+        make.terminate()
+    serving = int(pid.read_text())
+    try:
+        os.kill(serving, 0)
+    except ProcessLookupError:
+        return
+    os.kill(serving, signal.SIGKILL)
+    raise AssertionError("it still runs")

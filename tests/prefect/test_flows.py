@@ -19,7 +19,7 @@ from prefect.client.schemas.sorting import ArtifactSort
 from prefect.exceptions import Pause
 from prefect.flow_engine import run_flow, run_flow_sync
 from prefect.logging.loggers import flow_run_logger
-from prefect.states import Cancelled, Crashed, Running, Scheduled
+from prefect.states import Cancelled, Crashed, Paused, Running, Scheduled
 
 from flows.backfill import backfill
 from flows.collect_garbage import gc
@@ -218,7 +218,7 @@ def test_a_deployed_run_waits_for_a_person_who_resumes_it_and_the_ref_moves(plac
     assert (run.state.type.value, run.state.name) == ("PAUSED", "WaitingForApproval")
     assert "To move 'latest', resume this run, or run the deployment promote" in run.state.message
     assert run.state.message.endswith("To leave 'latest' unchanged, cancel this run")
-    assert run.tags == ["dataset:demo", f"version:{candidate}"]  # they stay if it is cancelled
+    assert run.tags == ["dataset:demo", "outcome:waiting", f"version:{candidate}"]
     assert ref(place) == first
 
     again = deployed.start(approval=True)  # another run does not ask the same
@@ -525,11 +525,16 @@ def test_gc_shows_first_and_deletes_when_told(place, cache, first):
     assert not dead.exists()
 
 
-def test_a_backfill_continues_when_a_recipe_fails_and_names_it(place, cache, first):
+def test_a_backfill_continues_when_a_recipe_fails_and_names_it(place, cache, first, caplog):
     demo, bad = recipe_of(place), recipe_of(place, "dataset=bad", "validate.max_quarantined=0")
-    state = backfill([bad, demo], cache=str(cache), return_state=True)
+    with caplog.at_level(logging.INFO, "packhouse.flows"):
+        state = backfill([bad, demo], cache=str(cache), return_state=True)
     assert state.is_failed()
     assert state.message == "1 of 2 recipes failed: bad"
+    logged = [(each.levelname, each.getMessage()) for each in caplog.records]
+    said = "demo: Unchanged: nothing changed: 'latest' already points to"
+    assert ("INFO", f"{said} {first}") in logged
+    assert any(level == "WARNING" and text.startswith("bad: Refused: ") for level, text in logged)
     with pytest.raises(PackhouseError, match="1 of 2 recipes failed: bad"):
         state.result()
     assert run_of(state).name == "backfill 2 recipes"
@@ -547,6 +552,30 @@ def test_a_backfill_continues_when_a_recipe_fails_and_names_it(place, cache, fir
         " done: 1 WaitingForApproval. The refs of demo did not move; the artifact 'backfill' of "
         "this run shows how to move each of them"
     )
+
+
+def test_the_next_run_cleans_up_after_runs_that_ended_without_a_process(place, cache, first):
+    """The server marked one as Crashed; a person cancelled the other while it was paused."""
+    with get_client(sync_client=True) as client:
+        tags = ["packhouse", "dataset:demo", "outcome:held"]
+        dead = client.create_flow_run(prepare, tags=tags[:2], state=Running())
+        task = client.create_task_run(tokenize, dead.id, dynamic_key="0", state=Running())
+        client.set_flow_run_state(dead.id, Crashed(message="no heartbeat"), force=True)
+        declined = client.create_flow_run(prepare, tags=tags, state=Paused())
+        client.set_flow_run_state(declined.id, Cancelled(), force=True)
+        alive = client.create_flow_run(prepare, tags=tags[:2], state=Running())
+        refresh(place, cache)
+        assert "outcome:crashed" in client.read_flow_run(dead.id).tags
+        assert client.read_flow_run(declined.id).tags == [
+            "dataset:demo",
+            "outcome:cancelled",
+            "packhouse",
+        ]
+        ended = client.read_task_run(task.id).state
+        assert ended is not None
+        assert (ended.name, ended.message) == ("Crashed", "its run ended: no heartbeat")
+        assert client.read_flow_run(alive.id).tags == tags[:2]
+        client.delete_flow_run(alive.id)
 
 
 def test_a_crashed_backfill_ends_its_children():

@@ -1,4 +1,4 @@
-"""The flow `prepare` with a step that waits, for tests that kill or cancel a run in the middle.
+"""The flows `prepare` and `backfill` with a step that waits, for tests that kill or cancel a run.
 
 While HELD_FOLDER contains a file `hold-<dataset>-<step>`, that step waits and creates a file
 `<dataset>-<step>`.
@@ -11,7 +11,8 @@ import signal
 import time
 from pathlib import Path
 
-from flows.prepare import prepare  # noqa: F401 - the entrypoint of the tests' deployment
+from flows.backfill import backfill  # noqa: F401 - the entrypoints of the tests' deployments
+from flows.prepare import prepare  # noqa: F401
 from packhouse.run.steps import STEPS
 from tasks import chain
 

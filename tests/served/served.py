@@ -169,15 +169,14 @@ def serving(home, held):
 
 
 def deploy_held(served):
-    """Deploy the flow of `held_flow.py` as `prepare/held`."""
-    flow_id = served.call("/flows/", {"name": "prepare"})[1]["id"]
-    manual = served.deployment("prepare/form-prepare")
-    body = {key: manual[key] for key in ("parameter_openapi_schema", "pull_steps", "parameters")}
-    body |= {"name": "held", "flow_id": flow_id, "work_pool_name": "packhouse"}
-    status, made = served.call(
-        "/deployments/", body | {"entrypoint": "tests.served.held_flow.prepare"}
-    )
-    assert status in (200, 201), made
+    """Deploy the flows of `held_flow.py` as `prepare/held` and `backfill/held`."""
+    for flow, name in (("prepare", "form-prepare"), ("backfill", "backfill-recipes")):
+        shipped = served.deployment(f"{flow}/{name}")
+        kept = ("flow_id", "parameter_openapi_schema", "pull_steps", "parameters")
+        body = {key: shipped[key] for key in kept} | {"name": "held", "work_pool_name": "packhouse"}
+        body["entrypoint"] = f"tests.served.held_flow.{flow}"
+        status, made = served.call("/deployments/", body)
+        assert status in (200, 201), made
 
 
 def until(is_so, seconds=400):

@@ -1,6 +1,7 @@
 """Runs killed or cancelled at a bad moment, on a real `make serve`."""
 
 import os
+import re
 import signal
 import sqlite3
 import subprocess
@@ -8,13 +9,14 @@ import sys
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from threading import Timer
 from uuid import uuid4
 
 import psutil
 import pytest
 import yaml
 
-from tests.served.served import ROOT, serving, until
+from tests.served.served import ROOT, interrupt, serving, until
 
 pytestmark = [pytest.mark.prefect, pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -125,7 +127,8 @@ def test_people_are_told_of_a_dataset_without_a_new_version(served):
     def publish(dataset, flow):
         said = {"id": str(uuid4()), "event": "packhouse.version.published"}
         said["occurred"] = datetime.now(UTC).isoformat()
-        said["payload"] = {"dataset": dataset, "version": "v1"}
+        said["payload"] = {"dataset": dataset, "version": "v2", "ref": "latest"}
+        said["payload"]["ref_version"] = "v1"  # the new version is held
         said["resource"] = {"prefect.resource.id": f"packhouse.dataset.{dataset}"}
         by = {"prefect.resource.id": "prefect.flow.x", "prefect.resource.role": "flow"}
         said["related"] = [by | {"prefect.resource.name": flow}]
@@ -135,8 +138,14 @@ def test_people_are_told_of_a_dataset_without_a_new_version(served):
     try:
         until(lambda: publish("old", "refresh"))  # an automation takes a moment to start
         publish("by-hand", "prepare")
-        subject = "packhouse: no new version of old for 7 days"
+        subject = "packhouse: no new version of old for 15 seconds"
         until(lambda: subject in [note["subject"] for note in served.notes], 100)
+        (body,) = (note["body"] for note in served.notes if note["subject"] == subject)
+        assert re.fullmatch(
+            r"The last new version is v2, published at \d{4}-\d\d-\d\d \d\d:\d\d UTC\. "
+            r"After that run, 'latest' pointed to v1\.",
+            body,
+        )
         assert not [note for note in served.notes if "by-hand" in note["subject"]]
     finally:
         served.call(f"/automations/{made['id']}", method="DELETE")
@@ -265,3 +274,35 @@ def test_a_dead_run_frees_its_dataset_within_90_s(served):
 def test_the_server_never_found_its_database_locked(served):
     """Everything in this file, partly at the same time."""
     assert "database is locked" not in Path(served.home / "p" / "server.log").read_text()
+
+
+def test_a_stop_lets_runs_end_and_marks_them_crashed(served, held):
+    """A run and the child of a backfill finish their current jobs; another run never does."""
+    split = {"group_by": "record", "eval_fraction": 0.15}
+    forms = {name: form(served, name, split=split) for name in ("ends", "child", "stays")}
+    for name in forms:
+        (held / f"hold-{name}-pack").touch()
+    backfill = served.start("backfill/held", recipes=[forms["child"]])
+    stays = served.start("prepare/held", recipe=forms["stays"])
+    ends = served.start("prepare/held", recipe=forms["ends"])
+    until(lambda: all((held / f"{name}-pack").exists() for name in forms))
+    for name in ("ends", "child"):
+        Timer(3, (held / f"hold-{name}-pack").unlink).start()
+    assert interrupt(served) == (0, [])
+    with closing(sqlite3.connect(served.home / "p" / "prefect.db")) as db:
+        child = "select id from flow_run where parent_task_run_id is not null"
+        (children,) = db.execute(f"{child} and tags like '%dataset:child%'")
+        for run, says in [
+            (ends, "termination signal"),
+            (backfill, "termination signal"),
+            (*children, "termination signal"),
+            (stays, "-9"),  # its worker killed it
+        ]:
+            (tags,) = db.execute("select tags from flow_run where id = ?", [run])
+            assert "outcome:crashed" in tags[0]
+            states = "select type, message from flow_run_state where flow_run_id = ?"
+            (*_, (kind, message)) = db.execute(f"{states} order by timestamp", [run])
+            assert kind == "CRASHED"
+            assert says in message
+            tasks = "select state_type from task_run where flow_run_id = ?"
+            assert not {("RUNNING",), ("PENDING",)} & set(db.execute(tasks, [run]))

@@ -52,6 +52,7 @@ def test_every_flow_is_deployed_with_its_schedule(served):
         "promote/promote-version",
         "rollback/rollback-ref",
         "backfill/backfill-recipes",
+        "backfill/held",
         "gc/weekly-gc",
     }
     crons = {

@@ -40,7 +40,9 @@ def test_ls_lists_datasets_and_versions(dataset):
         ("aaaa.g0", [], 7),
         ("bbbb.g0", ["latest"], 7),
     ]
-    assert "bbbb.g0" in call("ls", dataset)
+    shown = call("ls", dataset)
+    assert "bbbb.g0" in shown
+    assert "rows in" in shown.splitlines()[0]  # not those that were published
 
 
 def test_refs_are_set_listed_and_rolled_back(dataset):

@@ -1,6 +1,6 @@
 """Common settings of all flows: results, run names and hooks at the end of a run.
 
-When a run starts, a hook finishes what runs that died left behind (`tasks.cleanup`).
+When a run starts, a hook cleans up after runs whose process died (`tasks.cleanup`).
 At the end of a run, hooks emit events that the run ended or that a version was refused, on which
 automations can act (`docs/how-to/notify.md` lists them). They run in the process of the run, after
 its final state was reported, or in the worker's process if the run was cancelled or killed. The run

@@ -495,7 +495,7 @@ def _numbered_winners(
     for name in winners:
         numbers = _whole_numbers(fields.get(name))
         start = min(numbers, default=0)
-        # Not `is_a_better`, which is no number of an answer.
+        # Not `is_a_better`, which does not count answers.
         if start in (0, 1) and numbers == {start, start + 1} and "is" not in words_of(name):
             number = f"CAST({sql(name)} AS INTEGER){' + 1' * (not start)}"
             yield _of_winner(prompt, both, number, {**reads, name: "the better answer"})

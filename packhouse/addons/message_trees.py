@@ -165,7 +165,10 @@ def _all_of(root: TreeMessage) -> Iterator[TreeMessage]:
 def _message(row: dict[str, Any], names: Mapping[str, str], index: int) -> TreeMessage:
     for ours in ("message_id", "parent_id", "text", "role"):
         if ours not in names:
-            raise BadRowError("fields", f"no field {ours!r}")
+            raise BadRowError(
+                "fields",
+                f"no field {ours!r}; if it has another name, set `fields: {{{ours}: FIELD}}`",
+            )
     message = TreeMessage(**{ours: row[name] for ours, name in names.items()}, row=index)
     message.replies = []  # `build_trees` adds them
     for ours in ("message_id", "text", "role", "parent_id"):

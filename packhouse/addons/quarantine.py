@@ -239,14 +239,16 @@ def ls(target: str, samples: int, cache: Path, as_json: bool) -> None:
         echo(json.dumps({"rows": num_rows, "records": table.num_rows, "reasons": shown}))
         return
     echo(rows_and_records(num_rows, table.num_rows, "bad row"))
-    lines = _lines_of([row for reason in reasons for row in reason.samples], target)
+    rows = [row for reason in reasons for row in reason.samples]
+    lines = _lines_of(rows, target)
     for reason in reasons:
         number = rows_and_records(reason.rows, reason.records)
         echo(f"\n{reason.step} / {reason.reason}: {number}")
         for row in reason.samples:
             print_text(f"{place_of(row, lines)}: {row['detail']}", 2)
-        if known := QUARANTINE_REASONS.get(reason.step, {}).get(reason.reason):
-            print_text(f"remedy: {known.remedy}", 2)
+        if remedy := _remedy_of(reason):
+            print_text(f"remedy: {remedy}", 2)
+    _explain_row_numbers(rows, lines)
 
 
 @quarantine.command()
@@ -303,6 +305,8 @@ def show(
         echo(f"  {raw}\n")
     if table.num_rows > limit and not as_json:
         echo(f"... and {table.num_rows - limit:,} more; use --limit, --reason or --row")
+    if not as_json:
+        _explain_row_numbers(shown, lines)
 
 
 @quarantine.command()
@@ -398,6 +402,16 @@ def _rows_to_mend(target: str, cache: Path, reason: str | None) -> list[BadRow]:
 def _lines_of(rows: list[dict[str, Any]], target: str) -> dict[tuple[str, int], int]:
     """Return the line numbers of rows in a recipe's files; for other targets, files are unknown."""
     return lines_of_rows(rows, read_recipe(target).sources) if is_recipe_path(target) else {}
+
+
+def _explain_row_numbers(rows: list[dict[str, Any]], lines: Mapping[tuple[str, int], int]) -> None:
+    """Say how rows are numbered if a row of a text file is named without its line."""
+    texts = [row for row in rows if row["byte_offset"] is not None]
+    if any((row["source"], row["row"]) not in lines for row in texts):
+        print_note(
+            "Rows are numbered from 0. If TARGET is a recipe whose files are on this machine, "
+            "their lines are shown, numbered from 1."
+        )
 
 
 def read_quarantine(target: str, cache: Path) -> pa.Table:
@@ -548,6 +562,12 @@ class BadReason:
     """More than `rows` if several windows or paths of a row are bad."""
     samples: list[dict[str, Any]]
     """First rows by source and row: `source`, `row`, `byte_offset` and `detail`."""
+
+
+def _remedy_of(bad: BadReason) -> str:
+    """Return the general remedy; empty if the details have better ones."""
+    known = QUARANTINE_REASONS.get(bad.step, {}).get(bad.reason)
+    return "" if known is None or bad.reason in WITH_REMEDY else known.remedy
 
 
 def count_reasons(table: pa.Table, num_samples: int = 3) -> list[BadReason]:
@@ -723,17 +743,22 @@ def explain_bad_rows(
     bad = read_bad_rows(files)
     if bad is None:
         return error
-    line = count_reasons(bad)[0]
-    sample = line.samples[0]
-    place = place_of(sample, lines_of_rows([sample], recipe.sources))
+    reasons = count_reasons(bad)
+    # The most frequent reason may follow from another fault: rows after a quote that is never
+    # closed have too few fields. So the first bad row is named, too.
+    first = min(reasons, key=lambda each: (each.samples[0]["source"], each.samples[0]["row"]))
+    shown = [first, *reasons[:1]] if first is not reasons[0] else [first]
+    lines = lines_of_rows([each.samples[0] for each in shown], recipe.sources)
     causes = "".join(f" {cause}" for cause in likely_causes(bad.to_pylist(), recipe))
-    has_remedy = line.reason in WITH_REMEDY
-    # Details of some reasons include the remedy, which must not be cut off.
-    most = 4 * _MOST_DETAIL if has_remedy else _MOST_DETAIL
-    detail = shorten(sample["detail"], most, placeholder="...")
-    known = None if has_remedy else QUARANTINE_REASONS[line.step].get(line.reason)
-    helps = f" Remedy: {known.remedy}." if known and not causes else causes
-    more = f"first '{line.reason}': {place}, {detail.rstrip('.')}.{helps}"
+    parts = []
+    for each in shown:
+        sample, remedy = each.samples[0], _remedy_of(each)
+        # Details of some reasons include the remedy, which must not be cut off.
+        most = _MOST_DETAIL if remedy else 4 * _MOST_DETAIL
+        detail = shorten(sample["detail"], most, placeholder="...").rstrip(".")
+        helps = causes if causes and each is reasons[0] else f" Remedy: {remedy}." * bool(remedy)
+        parts.append(f"first '{each.reason}': {place_of(sample, lines)}, {detail}.{helps}")
+    more = " The ".join(parts)
     gates = tuple(replace(gate, detail=f"{gate.detail}; {more}") for gate in error.gates)
     return type(error)(
         f"{error}; {more} To see the bad rows, run `packhouse quarantine show {target}`.",

@@ -191,6 +191,8 @@ def check_audit(audit: Audit, config: AuditConfig) -> tuple[GateResult, ...]:
         limits |= {"format.reasoning": None, "format.thought_end": None}
     if kinds:
         limits["format.turns (whole publishes anyway)"] = None
+    if any(each.rows for each in breaches):
+        more += "; rows are numbered from 0"
     change = f", or change {' or '.join(limits)}" if limits else ""
     raise AuditError(
         f"the audit stopped publication: {text}{more}. Fix the rows or the template{change}",

@@ -16,6 +16,6 @@ __all__ = [
     "with_raw_rows",
 ]
 
-VERSION = 10
+VERSION = 11
 """Part of cache keys. Raise it when the same bytes would give other rows, reasons or order, except
 for a new row format: keys of `auto` and `mixed` sources have the names of all formats."""

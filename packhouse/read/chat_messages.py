@@ -126,7 +126,9 @@ def read_messages(messages: object, tools: object, system: str | None) -> Conver
         if not isinstance(message, dict):
             raise BadRowError("type", f"message {number} is {kind_of(message)}, not an object")
         if (speaker := speaker_key([message])) is None:
-            raise BadRowError("fields", f"message {number} has neither 'role' nor 'from'")
+            what = f"message {number} has neither 'role' nor 'from'"
+            fix = "if another field has the role, set `fields: {role: FIELD}`"
+            raise BadRowError("fields", f"{what}; {fix}")
         try:
             turn = _read_message(message, speaker)
         except BadRowError as bad:

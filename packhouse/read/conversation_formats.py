@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import ClassVar, Literal
 
+import orjson
+
 from packhouse.read.chat_messages import (
     Conversation,
     Turn,
@@ -212,7 +214,13 @@ class _Sides(RowFormat):
         if said and said[1] == second[-1:].lower():
             return names | {"chosen": second, "rejected": first}
         sides = f"neither {first} nor {second}" if second else f"not {first}"
-        raise BadRowError("label", f"{winner} is {won[:60]!r}, which is {sides}")
+        name = winner if winner.isidentifier() else '"' + winner.replace('"', '""') + '"'
+        value = won.replace("'", "''")
+        test = f"{name} is not null" if row[winner] is None else f"{name} != '{value}'"
+        if not re.fullmatch(r"[\w !=()']+", test):  # in quotes for YAML
+            test = orjson.dumps(test).decode()
+        detail = f"{winner} is {won[:60]!r}, which is {sides}"
+        raise BadRowError("winner", f"{detail}; to leave such rows out, set `where: {test}`")
 
 
 @dataclass(frozen=True, kw_only=True)

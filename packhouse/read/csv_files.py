@@ -23,6 +23,7 @@ from packhouse.read.parquet_files import MAX_COLUMNS, too_many_columns
 from packhouse.read.record_boundaries import TextFile, filled_lines
 from packhouse.read.row_formats import MESSAGE_FIELDS
 from packhouse.recipe.sections import FileFormat
+from packhouse.system.wording import counted
 
 MAX_RECORDS = 2**22
 """Records in a shard. Each takes 600 bytes of memory, but may take only two bytes of the file, as
@@ -41,6 +42,7 @@ csv.field_size_limit(2**29)  # by default, Python refuses fields over 131,072 ch
 
 DELIMITERS: dict[FileFormat, str] = {"csv": ",", "csv_semicolon": ";", "tsv": "\t"}
 """Spreadsheets write semicolons in locales with a decimal comma."""
+_MARKS = {",": "commas", ";": "semicolons", "\t": "tabs"}
 
 
 @dataclass(eq=False)
@@ -221,8 +223,10 @@ def _parse_record(piece: bytes, width: int, delimiter: str) -> list[str] | tuple
         return "csv", "the row has a bare carriage return or an open quote"
     is_spaced = re.search(rf'(?:^|{re.escape(delimiter)}) +"', text) is not None
     if len(rows[0]) != width:
-        why = f"the row has {len(rows[0])} fields, but the header has {width}"
-        return "fields", why + (_REMOVE if is_spaced else "")
+        why = f"the row has {counted(len(rows[0]), 'field')}, but the header has {width:,}"
+        marks = _MARKS[delimiter] if len(rows[0]) > width else "line breaks"
+        fix = _REMOVE if is_spaced else f"; if values contain {marks}, put them in quotes"
+        return "fields", why + fix
     if delimiter != "\t" and is_spaced and any(map(_SPACED.fullmatch, rows[0])):
         return "csv", f"a value has a space before its quote{_REMOVE}"
     return rows[0]

@@ -5,10 +5,12 @@ A good row costs no Python call beyond `orjson.loads`.
 
 import gc
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from itertools import chain
+from functools import partial
+from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +26,8 @@ MAX_DEPTH = 32
 """Nested containers, including the row itself."""
 MAX_FIELDS = 1000
 """Fields in a row."""
+MAX_LIST_DEPTH = 4
+"""Objects around a list of rows."""
 CUT_OFF = "; the file ends inside this row"
 INVALID_ESCAPE = "invalid escape"
 
@@ -252,8 +256,31 @@ def json_in(data: bytes | bytearray) -> Any:
     return None
 
 
+def lists_in(value: dict[str, Any], path: Sequence[str] = ()) -> Iterator[tuple[str, list[Any]]]:
+    """Yield the path of each list of objects in an object and in the objects in it, and the list.
+
+    Example:
+        >>> list(lists_in({"meta": {"x": 1}, "of": {"data": [{"a": 1}]}}))
+        [('of.data', [{'a': 1}])]
+    """
+    for name, inner in value.items():
+        if isinstance(inner, list) and inner and isinstance(inner[0], dict):
+            yield ".".join((*path, name)), inner
+        elif isinstance(inner, dict) and len(path) + 1 < MAX_LIST_DEPTH:
+            yield from lists_in(inner, (*path, name))
+
+
 def why_not_json(piece: bytes, error: orjson.JSONDecodeError) -> tuple[str, str]:
     """Return the reason code and a sentence for bytes that orjson rejects."""
+    reason, detail = _fault_of(piece, error)
+    first = _FIRST.search(piece)
+    # Nobody should have to guess how much was lost if it cannot be split into objects.
+    if first is not None and (number := piece.count(first[1])) > 1:
+        detail += f"; {number:,} objects begin in its {len(piece):,} bytes"
+    return reason, detail
+
+
+def _fault_of(piece: bytes, error: orjson.JSONDecodeError) -> tuple[str, str]:
     said = error.msg
     try:
         text = piece.decode("utf-8")
@@ -503,37 +530,52 @@ def between(data: bytes | bytearray, commas: Ints) -> Ints:
 
 
 _IN_OBJECT = np.isin(np.arange(256), list(b'"{ \t\r\n'))
+_BEFORE_VALUE = np.isin(np.arange(256), list(b":[,{ \t\r\n"))
+"""Bytes after which an object may be inside another; after more white space, it is unknown."""
 _ALIKE = 5
+_FIRST = re.compile(rb'(?:\A|[}\]])\s*((?:\[\s*)?\{\s*"[^"\\]*"\s*:)')
+"""Where the first object of a record begins; if its first key is broken, the next object."""
+_OBJECT = re.compile(rb'(?:\[\s*)?\{\s*["}]')
+_NOT_GAP = re.compile(r"[^\s,]")
+_MAX_TRIES = 100  # each may read the text up to its end
 
 
 def with_joined_objects_apart(data: bytes | bytearray, spans: Ints, gap: bytes = b" \t\r,") -> Ints:
     """Split records that consist of several objects; return the spans of all records.
 
     For lines such as `{...} {...}` and `{...}, {...}`, or `[{...}][{...}]` if the first record is a
-    list of objects. Records that are valid JSON stay unchanged.
+    list of objects. Records that are valid JSON stay unchanged. A broken object ends where the next
+    one certainly begins.
 
     Args:
         data: bytes of all records.
         spans: start and end of each record.
         gap: bytes that may occur between two objects.
     """
-    # Look for candidates first: `}` and `{` at most 3 bytes apart, and after a comma only an object
-    # that begins like its record. These are rare in a good file, so few records are parsed here.
-    array = np.frombuffer(data, np.uint8)
-    first = spans[0, 0] if len(spans) else 0
+    # Look for candidates first: `{` at most 3 bytes after `}`, and after a comma or an object that
+    # is not closed, only one that begins like its record. These are rare in a good file, so few
+    # records are parsed here.
+    if not len(spans):
+        return spans
+    array, first = np.frombuffer(data, np.uint8), spans[0, 0]
     opening = 0x5B if data[first : first + 2] == b"[{" else 0x7B
-    at = np.flatnonzero(array[: max(0, len(array) - _ALIKE)] == opening + 2) + 1
+    at = np.flatnonzero(array[: max(0, len(array) - _ALIKE)] == opening)
+    at = at[_IN_OBJECT[array[at + 1]]]
+    if not len(at):
+        return spans
     is_gap = np.zeros(256, np.bool_)
     is_gap[list(gap)] = True
-    at = at[is_gap[array[at]] | (array[at] == opening)]
-    last, has_comma = len(array) - 1, np.zeros(len(at), np.bool_)
+    last, before, has_comma = len(array) - 1, np.maximum(at - 1, 0), np.zeros(len(at), np.bool_)
     for _ in range(3):
-        found = array[at]
+        found = array[before]
         has_comma |= found == _COMMA
-        at = np.minimum(at + is_gap[found], last)
-    keep = (array[at] == opening) & _IN_OBJECT[array[np.minimum(at + 1, last)]]
-    at, has_comma = at[keep], has_comma[keep]
-    if not len(at) or not len(spans):
+        before = np.maximum(before - is_gap[found], 0)
+    is_closed = array[before] == opening + 2
+    keep = is_closed | (
+        ~_BEFORE_VALUE[array[before]] & (array[at + 1] == array[min(first + 1, last)])
+    )
+    at, has_comma, is_closed = at[keep], has_comma[keep], is_closed[keep]
+    if not len(at):
         return spans
     record = np.maximum(np.searchsorted(spans[:, 0], at, side="right") - 1, 0)
     starts = spans[record, 0]
@@ -544,14 +586,94 @@ def with_joined_objects_apart(data: bytes | bytearray, spans: Ints, gap: bytes =
     is_inside = (at > starts) & (at < spans[record, 1])
     pieces: list[Ints] = []
     done = 0
-    for number in np.unique(record[is_inside & (is_alike | ~has_comma)]).tolist():
+    for number in np.unique(record[is_inside & (is_alike | (is_closed & ~has_comma))]).tolist():
         start, end = spans[number].tolist()
         piece = bytes(data[start:end])
         if json_in(piece) is not None:
             continue
-        own = between(piece, split_elements(piece).commas)
-        own = own[[bool(piece[a:b].strip()) for a, b in own.tolist()]]
-        if all(piece[a:b].lstrip()[:1] == bytes([opening]) for a, b in own.tolist()):
-            pieces += [spans[done:number], own + start]
-            done = number + 1
+        apart = _objects_in(piece, bytes([opening]))
+        pieces += [spans[done:number], np.array(apart) + start]
+        done = number + 1
     return np.concatenate([*pieces, spans[done:]]) if pieces else spans
+
+
+def _objects_in(piece: bytes, opening: bytes) -> list[tuple[int, int]]:
+    """Return start and end of the objects in a record, some of which may be broken."""
+    own = [(a, b) for a, b in between(piece, split_elements(piece).commas).tolist()]
+    own = [(a, b) for a, b in own if piece[a:b].strip()]
+    texts = [piece[a:b].lstrip() for a, b in own]
+    are_objects = [text.startswith(opening) and _OBJECT.match(text) is not None for text in texts]
+    bad = 0
+    while bad < len(own) and are_objects[bad] and json_in(texts[bad]) is not None:
+        bad += 1
+    first = _FIRST.search(piece)
+    if bad == len(own):
+        return own
+    if first is None:
+        return [(0, len(piece))]
+    # `{"a": 1}, "b": 2}`: the first object goes on. `{"a": 1}, "a": 2}` lost an opening bracket.
+    key = first[1].lstrip(b"[{ \t\r\n")
+    if bad and not are_objects[bad] and not texts[bad].startswith(key):
+        bad -= 1
+    # Brackets and quotes cannot be trusted from the first broken object on.
+    at = own[bad][0]
+    is_flat = bad > 0 and all(piece[a:b].count(first[1]) == 1 for a, b in own[:bad])
+    is_flat = is_flat and not re.search(rb"[\[:]\s*" + re.escape(first[1]), piece[at:])
+    starts = [at + start for start in starts_in(piece[at:], first[1], is_flat=is_flat)]
+    alike = [*own[:bad], *spans_from(piece, starts)]
+    return min(alike, own if all(are_objects) else alike, key=partial(_bytes_lost, piece))
+
+
+def _bytes_lost(piece: bytes, spans: Iterable[tuple[int, int]]) -> int:
+    return sum(b - a for a, b in spans if json_in(piece[a:b]) is None)
+
+
+def starts_in(data: bytes, begin: bytes, *, is_flat: bool) -> list[int]:
+    r"""Return where objects begin in text whose first object is broken.
+
+    Quotes in a string are escaped, so `{"a":` is not in a string. It may be inside another object:
+    then a start is certain only if there is nothing but whole objects from it to the end, and they
+    do not follow an object that is certainly inside.
+
+    Args:
+        data: the text.
+        begin: how objects begin, such as `{"a":`.
+        is_flat: no object in another one begins so.
+
+    Example:
+        >>> starts_in(b'{"a": "b" c"} {"a": 1, {"a": 2}', b'{"a":', is_flat=True)
+        [0, 14, 23]
+        >>> starts_in(b'{"a": "b" c", "d": [{"a": 1}, {"a": 2}]} {"a": 3}', b'{"a":', is_flat=False)
+        [0, 41]
+    """
+    lead = len(data) - len(data.lstrip())
+    found = (found.start() for found in re.finditer(re.escape(begin), data))
+    starts = [start for start in found if start > lead]
+    if is_flat:
+        return [0, *starts]
+    text, seen = data.decode("latin-1"), set[int]()  # with an offset for each byte
+    decoder = json.JSONDecoder()
+    for start in starts[:_MAX_TRIES]:
+        at, rows = start, list[int]()
+        is_inside = data[max(0, start - 9) : start].rstrip()[-1:] in (b"[", b":")
+        while at < len(text) and at not in seen:
+            rows.append(at)
+            try:
+                _, end = decoder.raw_decode(text, at)
+            except (ValueError, RecursionError):
+                break
+            after = _NOT_GAP.search(text, end)
+            at = len(text) if after is None else after.start()
+        else:
+            if at not in seen and not is_inside:
+                return [0, *rows]
+        seen.update(rows)
+    return [0]
+
+
+def spans_from(data: bytes, starts: Sequence[int]) -> list[tuple[int, int]]:
+    """Return start and end of the objects that begin at `starts`, without commas after them."""
+    ends = [
+        len(data[a:b].rstrip().removesuffix(b",")) + a for a, b in pairwise([*starts, len(data)])
+    ]
+    return list(zip(starts, ends, strict=True))

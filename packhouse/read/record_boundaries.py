@@ -28,13 +28,16 @@ import orjson
 from packhouse.read.compression import name_row
 from packhouse.read.file_formats import BOM, file_error
 from packhouse.read.json_parsing import (
+    MAX_LIST_DEPTH,
     Ints,
     Records,
     Rows,
     between,
     check_parsed,
     json_in,
+    lists_in,
     parse_pieces,
+    spans_from,
     split_elements,
     with_joined_objects_apart,
 )
@@ -350,7 +353,6 @@ def filled_lines(array: npt.NDArray[np.uint8]) -> Ints:
 # commas, and strings cannot contain a newline. So no brackets are counted, and a broken object
 # harms at most its neighbour.
 _BETWEEN = re.compile(rb"\}[ \t\r]*\n\s*(?=\{)|^\}[ \t]*(?=\{)", re.MULTILINE)
-_BEGIN = re.compile(rb"^\{", re.MULTILINE)
 
 
 class ObjectsFile(LinesFile):
@@ -381,38 +383,11 @@ class ObjectsFile(LinesFile):
         # There can be a third as many ends as bytes, so do not build a list of Python integers.
         ends = np.fromiter(_ends(data, 0, len(data)), np.int64)
         spans = np.stack([np.append(0, ends), np.append(ends, len(data))], axis=1)
-        spans = with_joined_objects_apart(data, spans, b" \t\r\n,")
-        return _with_open_objects_apart(data, spans)
+        return with_joined_objects_apart(data, spans, b" \t\r\n,")
 
     def parse(self, data: bytes, max_row_bytes: int, num_rows: int | None = None) -> Records:
         """Parse all objects."""
         return TextFile.parse(self, data, max_row_bytes)
-
-
-def _with_open_objects_apart(data: bytes | bytearray, spans: Ints) -> Ints:
-    r"""Split records at lines that begin with `{` if an object before them is not closed.
-
-    Example:
-        >>> data = b'{\n "a": 1\n\n{\n "a": 2\n}\n'
-        >>> _with_open_objects_apart(data, np.array([[0, len(data)]])).tolist()
-        [[0, 11], [11, 23]]
-    """
-    begins = np.fromiter((found.start() for found in _BEGIN.finditer(data)), np.int64)
-    inside = np.setdiff1d(begins, spans[:, 0], assume_unique=True)
-    # After these, it is part of an object that goes on.
-    before = [bytes(data[max(0, at - 99) : at].rstrip()[-1:]) for at in inside.tolist()]
-    inside = inside[~np.isin(np.array(before, "S1"), [b"[", b":", b",", b"{"])]
-    record = np.searchsorted(spans[:, 0], inside, side="right") - 1
-    pieces: list[Ints] = []
-    done = 0
-    for number in np.unique(record).tolist():
-        start, end = spans[number].tolist()
-        starts = np.append(start, inside[slice(*np.searchsorted(record, [number, number + 1]))])
-        if json_in(data[start:end]) is None and json_in(data[starts[-1] : end]) is not None:
-            own = np.stack([starts, np.append(starts[1:], end)], axis=1)
-            pieces += [spans[done:number], own]
-            done = number + 1
-    return np.concatenate([*pieces, spans[done:]]) if pieces else spans
 
 
 def _ends(data: bytes | bytearray, start: int, stop: int = sys.maxsize) -> Iterator[int]:
@@ -423,7 +398,8 @@ def _ends(data: bytes | bytearray, start: int, stop: int = sys.maxsize) -> Itera
 
 
 _GOES_ON = re.compile(rb"\Z|,\s*[^\s]")  # after a block: the end, or a comma and an element
-_MAX_DEPTH = 4  # objects around the list of rows
+OTHER_LIST = "list "
+"""Before the name of a list that `rows_at` leaves out, in the notes of its file."""
 
 
 class ArrayFile(TextFile):
@@ -436,6 +412,8 @@ class ArrayFile(TextFile):
     """Offsets in the file of the commas between elements that were found last."""
     path: Sequence[str] = ()
     """With `rows_at`: the fields that lead to the list."""
+    keys: frozenset[str] = frozenset()
+    """With `rows_at`: the keys of the first row."""
 
     def begin(self, head: bytearray) -> int:
         """Return the offset after the opening bracket; with `rows_at`, that of the field's list."""
@@ -451,6 +429,9 @@ class ArrayFile(TextFile):
                     "its field to the beginning of the object",
                 )
             self.path = path_of_list(text[:found])
+            first = next(iter(self.sample(text[found:])), None)
+            self.keys = frozenset(first) if isinstance(first, dict) else self.keys
+            self._note_lists(orjson.loads(text[:found] + b"]" + b"}" * len(self.path)))
             start += found
         else:
             start = len(head) - len(head[start:].lstrip())
@@ -492,6 +473,7 @@ class ArrayFile(TextFile):
         if end is not None:  # leave out the fields that follow the list in its objects
             with suppress(orjson.JSONDecodeError):
                 around = orjson.loads(b'{"":' * len(self.path) + b"[" + tail[end:])
+                self._note_lists(around)
                 for _ in self.path[1:]:
                     around = around[""]
                 if self.path[-1] not in around:
@@ -506,6 +488,18 @@ class ArrayFile(TextFile):
             self.notes["trailing_commas"] = 1
             return len(tail) - 1
         return len(tail)
+
+    def _note_lists(self, around: dict[str, Any]) -> None:
+        """Count the rows of other lists whose objects have at least half of their fields in common.
+
+        Args:
+            around: the object around the list, without it; fields that lead to it may be "".
+        """
+        for path, rows in lists_in(around):
+            own = rows[0].keys()
+            if 2 * len(self.keys & own) >= len(self.keys | own):
+                names = [name or self.path[depth] for depth, name in enumerate(path.split("."))]
+                self.notes[f"{OTHER_LIST}'{'.'.join(names)}'"] = len(rows)
 
     def _check_end(self, data: bytes | bytearray) -> None:
         """Refuse text after the bracket that closes the array."""
@@ -625,7 +619,7 @@ def path_of_list(head: bytes) -> list[str]:
         >>> path_of_list(b'{"version": 2, "of": {"data": ['), path_of_list(b'{"a": "b: [')
         (['of', 'data'], [])
     """
-    for depth in range(1, _MAX_DEPTH + 1):
+    for depth in range(1, MAX_LIST_DEPTH + 1):
         with suppress(orjson.JSONDecodeError):
             value, path = orjson.loads(head + b"]" + b"}" * depth), []
             while isinstance(value, dict) and value:
@@ -657,11 +651,5 @@ def spans_by_layout(data: bytes) -> Ints:
     lines = list(re.finditer(rb"\n([ \t]*)\{", data))
     least = min((len(line[1]) for line in lines), default=0)
     starts = [0, *(line.start() + 1 + least for line in lines if len(line[1]) == least)]
-    if not lines and (first := re.match(rb'\{\s*"[^"]*"\s*:', data)):
-        begin = re.escape(first[0])
-        # Objects inside the elements that begin alike would become elements.
-        if not re.search(rb"[\[:]\s*" + begin, data):
-            starts = [found.start() for found in re.finditer(begin, data)]
-    pieces = (data[start:end].rstrip() for start, end in pairwise([*starts, len(data)]))
-    sizes = [len(piece.removesuffix(b",")) for piece in pieces]
-    return np.stack([starts, np.add(starts, sizes)], axis=1).astype(np.int64)
+    spans = spans_from(data, starts)
+    return with_joined_objects_apart(data, np.array(spans, np.int64), b" \t\r\n,")

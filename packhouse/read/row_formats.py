@@ -66,7 +66,7 @@ from packhouse.read.chat_messages import (
     speaker_key,
 )
 from packhouse.read.file_formats import file_error
-from packhouse.read.json_parsing import Ints, Records, Rows, unwrapped
+from packhouse.read.json_parsing import Ints, Records, Rows, lists_in, unwrapped
 from packhouse.recipe import SourceConfig
 from packhouse.recipe.sections import DETECTED, ROW_FORMATS, check_arguments
 from packhouse.records.message_rules import Answers, assemble
@@ -243,10 +243,21 @@ def check_present(row: Row, fields: Iterable[str], names: Names, config: SourceC
             has = ", ".join(repr(key[:40]) for key in list(row)[:12]) or "none"
             wanted = config.fields.get(ours, ours)
             fix = ""
+            kind = list if ours in MESSAGE_FIELDS else str
+            others = [key for key in row if key not in names.values() and type(row[key]) is kind]
+            if others:
+                which = repr(others[0][:40]) if len(others) == 1 else "another of these"
+                field = yaml_key(others[0]) if len(others) == 1 else "FIELD"
+                fix = f"; if {which} is meant, set `fields: {{{ours}: {field}}}`"
             if isinstance(row.get(wanted.partition(".")[0]), dict):
                 select = json.dumps(config.fields)
                 fix = f". To read a part of an object, use `select` in place of `fields`: {select}"
             raise BadRowError("fields", f"no field {wanted!r}; the row has {has}{fix}")
+
+
+def yaml_key(name: str) -> str:
+    """Return a field's name as a recipe writes it: in quotes unless it is a plain word."""
+    return name if name.replace(".", "_").isidentifier() else orjson.dumps(name).decode()
 
 
 def class_index(label: object, classes: list[str] | None) -> int:
@@ -487,8 +498,10 @@ def find_row_format(rows: list[Any], config: SourceConfig, uri: str) -> str:
         for name, known in row_formats().items()
         if known.required and known.is_detected
     )
+    what = _keys_of(odd)
+    what = f"have {what}" if isinstance(odd, dict) else f"are {what.replace('a list', 'lists', 1)}"
     raise SourceError(
-        f"the rows of source file '{uri}' have {_keys_of(odd)}, which match no known format "
+        f"the rows of source file '{uri}' {what}, which match no known format "
         f"({known}). {_where_rows_are(odd, is_alone=len(rows) == 1)}",
         uri=uri,
     )
@@ -499,10 +512,16 @@ def _where_rows_are(row: object, *, is_alone: bool) -> str:
     if isinstance(row, list) and len(row) == 1 and isinstance(row[0], dict):
         return "If each row is in a list with one element, set `unwrap: true`"
     values = row if isinstance(row, dict) and is_alone else {}
-    for name, value in values.items():
-        if isinstance(value, list) and value and isinstance(value[0], dict):
-            field = name if name.isidentifier() else orjson.dumps(name).decode()
-            return f"If the rows are in the list '{name}', set `rows_at: {field}`"
+    lists = [path for path, _ in lists_in(values)]
+    if lists:
+        shown = ", ".join(map(repr, lists[:5])) + ", ..." * (len(lists) > 5)
+        advice = f"set `rows_at: {yaml_key(lists[0])}`"
+        if len(lists) == 1:
+            return f"If the rows are in the list {shown}, {advice}"
+        return (
+            f"The file has {len(lists)} lists of objects: {shown}. A source reads one of them: for "
+            f"the first, {advice}. Make each list that you want a source of its own"
+        )
     kinds = set(map(type, values.values()))
     if kinds == {dict} or (kinds == {list} and len(values) > 1):
         what = f"{'objects' if kinds == {dict} else 'columns'} are in one object"

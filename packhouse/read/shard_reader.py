@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 from packhouse.read.compression import name_row
 from packhouse.read.file_formats import file_error
 from packhouse.read.json_parsing import MAX_BAD_ROWS, Failure, Records, Rows, gc_paused, unwrapped
+from packhouse.read.record_boundaries import OTHER_LIST
 from packhouse.read.row_formats import (
     Adapted,
     RowOptions,
@@ -195,6 +196,8 @@ def read_shard(
     for part in parts:
         notes.update(part.notes)
         fields.update(part.extra_fields)
+    for name in [name for name in notes if name.startswith(OTHER_LIST)]:
+        fields[name] = notes.pop(name)
     if notes["truncated_files"]:  # the scan and the parser may both have counted it
         notes["truncated_files"] = 1
     of_messages = {name for name in fields if name.startswith(IN_MESSAGES)}
@@ -354,11 +357,17 @@ class _Reader:
     def _check_bad(self, records: Records, number: int) -> None:
         """Refuse a shard with too many bad rows, before they fill memory."""
         if self.num_bad + number > MAX_BAD_ROWS:
+            shown = ""
+            for first in records.failures[:1]:  # an open quote makes all rows after it bad
+                ((_, offset),) = read_raw(records, [first.number])
+                row = records.row_start + first.number
+                place = name_row(self.shard.uri, row, offset, self.shard.encoding)
+                shown = f"; the first is {place}: {first.detail}"
             raise file_error(
                 self.shard.uri,
                 f" has more than {MAX_BAD_ROWS:,} bad rows, counted from row "
-                f"{records.row_start:,}. Check that it is the right file, and that format and "
-                "file_format are right",
+                f"{records.row_start:,}{shown}. Check that it is the right file, and that format "
+                "and file_format are right",
                 max_bad_rows=MAX_BAD_ROWS,
             )
 

@@ -637,7 +637,7 @@ class SourceConfig(Section):
 
     rows_at: str | None = None
     """For a JSON file with one object: path of the field with the list of rows, such as `data` or
-    `of.data`."""
+    `of.data`. A run names other lists of objects with such fields among the unused fields."""
 
     unwrap: bool = False
     """Each row is wrapped in a list: read `[{"question": ...}]` as `{"question": ...}`."""

@@ -192,7 +192,8 @@ def check_quarantine(
             f"is {limit:.2%}. Fix the rows, or raise validate.max_quarantined",
             **facts,
         )
-    why, advice = f"all {counted(rows, 'row is', 'rows are')} bad ({counts})", ""
+    which = "the only row is" if rows == 1 else f"all {rows:,} rows are"
+    why, advice = f"{which} bad ({counts})", ""
     if rows == 0:
         why, advice = "the sources have no rows", ". Check their paths"
     elif left_out:

@@ -62,8 +62,8 @@ QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
         ),
         "fields": Reason(
             "a required field is missing, or a CSV row has more or fewer values than the header",
-            "map the field name used in the file, as in `fields: {output: answer}`; in CSV, quote "
-            "values that contain commas",
+            "if the field has another name in the file, follow the advice in the detail; in CSV, "
+            "quote values that contain commas or line breaks",
         ),
         "type": Reason(
             "a value has the wrong type",
@@ -79,6 +79,10 @@ QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
         "label": Reason(
             "the label is not a known class",
             "use 0, 1, ... or names from `label_names`, but not both",
+        ),
+        "winner": Reason(
+            "the field that tells the better answer names neither of them",
+            "follow the advice in the detail: leave such rows out with `where`",
         ),
         "token_ids": Reason(
             "`input_ids` is empty, or has a number that is not a token id", "tokenize the row again"
@@ -291,6 +295,7 @@ QUARANTINE_REASONS: dict[str, dict[str, Reason]] = {
 WITH_REMEDY = {
     *("template_limit", "content_lost", "thought_lost", "no_reasoning"),
     *("starts_with_assistant", "no_stop", "stop_inside"),
+    *("fields", "winner"),
 }
 """Reason codes whose detail has a remedy for the row, better than the general one here."""
 

@@ -153,8 +153,8 @@ def test_a_breach_names_the_rows_and_publishes_nothing(repeating):
         "the audit stopped publication: source 'repeats': 8 of 48 rows (16.67%, limit 10.00%) "
         "repeat an earlier row, worst: repeats/repeats.jsonl row 0 (2), repeats/repeats.jsonl row "
         "1 (2), "
-        "repeats/repeats.jsonl row 2 (2). Fix the rows or the template, or change "
-        "audit.max_duplicates or dedup.exact (drop keeps one copy of each row)"
+        "repeats/repeats.jsonl row 2 (2); rows are numbered from 0. Fix the rows or the template, "
+        "or change audit.max_duplicates or dedup.exact (drop keeps one copy of each row)"
     )
     assert caught.value.exit_code == 4
     (breach,) = caught.value.breaches
@@ -192,7 +192,9 @@ def test_a_misplaced_mask_stops_the_run_whatever_the_limits():
     }
     with pytest.raises(AuditError, match="tokens other than those of the text to train") as caught:
         check_audit(read_audit(audit), AuditConfig())
-    assert str(caught.value).endswith("a/a.jsonl row 7 (1). Fix the rows or the template")
+    assert str(caught.value).endswith(
+        "a/a.jsonl row 7 (1); rows are numbered from 0. Fix the rows or the template"
+    )
 
 
 COUNTS = {

@@ -78,6 +78,9 @@ def test_nothing_left_is_an_error_of_its_own():
     bad = LedgerLine(step="validate", rows_in=2, rows_out=0, quarantined={"json": 2})
     with pytest.raises(EmptyDatasetError, match="all 2 rows are bad"):
         check_quarantine([bad], 1.0)
+    bad = LedgerLine(step="validate", rows_in=1, rows_out=0, quarantined={"json": 1})
+    with pytest.raises(EmptyDatasetError, match="the only row is bad"):
+        check_quarantine([bad], 1.0)
 
 
 def test_a_row_with_several_bad_records_is_one_bad_row():

@@ -18,6 +18,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     turns = '{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "%d"}'
     lines = "".join(f'{{"messages": [{turns % number}]}}\n' for number in range(30))
     (tmp_path / "talks.jsonl").write_text(lines)
+    (tmp_path / "answers.jsonl").write_text('{"instruction": "a", "completion": "b"}\n' * 30)
+    (tmp_path / "open.csv").write_text('question,answer\na,b\na,"b\n' + "a\n" * 30)
     (tmp_path / "mine.jinja").write_text("{{ messages }}")
     (tmp_path / "pairs.jsonl").write_text('{"chosen": "a", "rejected": "b"}\n' * 30)
     monkeypatch.chdir(tmp_path)
@@ -56,6 +58,28 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             "'talks' look like `chat`, but the recipe reads them as `alpaca`. Try `format: chat`, "
             "or `format: mixed` if rows have several shapes. To see the bad rows, run "
             "`packhouse quarantine show ",
+        ),
+        (
+            HEAD + "sources: [{path: answers.jsonl, format: alpaca}]\n",
+            "first 'fields': answers/answers.jsonl line 1, no field 'output'; the row has "
+            "'instruction', 'completion'; if 'completion' is meant, set `fields: {output: "
+            "completion}`. To see",
+        ),
+        (
+            HEAD + "sources: [{path: answers.jsonl, format: alpaca, fields: {output: answer}}]\n",
+            "no field 'answer'; the row has 'instruction', 'completion'; if 'completion' is meant, "
+            "set `fields: {output: completion}`. To see",
+        ),
+        (
+            HEAD + "sources: [{path: answers.jsonl, format: dolly}]\n",
+            "no field 'response'; the row has 'instruction', 'completion'; if",
+        ),
+        (
+            HEAD + "sources: [{path: open.csv}]\n",
+            "first 'csv': open/open.csv line 3, a quote opened in the row is never closed. Remedy: "
+            "quote values that contain quotes or line breaks. The first 'fields': open/open.csv "
+            "line 4, the row has 1 field, but the header has 2; if values contain line breaks, put "
+            "them in quotes. To see",
         ),
         (  # a row that fits the recipe's format is not sent to another one
             HEAD + "sources: [{path: pairs.jsonl, format: pairs}]\n",

@@ -601,7 +601,7 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
     "a line before JSON": ("a.json", b"x\n" + dumped(named("prompt", "completion"), indent=2),
         "begins with a line that is not JSON: x. Remove this line"),
     "rows without their last fields": ("a.csv", b"Label,Raw," + table(
-        named("Question", "Answer"), ","), "has 5). Write every field of the header in each row"),
+        named("Question", "Answer"), ","), "in quotes). Write every field of the header in each"),
     "names in preferred answers": ("a.jsonl", each(lambda t: {"chosen":
         f"Human: {t[0]}\nAssistant: {t[1]}", "rejected": f"Human: {t[0]}\nAssistant: No."}),
         "'chosen' contains marks of speakers"),

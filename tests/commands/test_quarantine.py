@@ -96,6 +96,16 @@ def test_rows_of_a_recipe_are_numbered_by_their_lines_as_an_editor_does(desk):
     assert "rows/rows.jsonl line 43, row 40, byte " in shown
 
 
+@pytest.mark.parametrize("command", ["ls", "show"])
+def test_it_is_said_how_rows_are_numbered_where_lines_are_not_known(desk, command):
+    run_recipe(desk)
+
+    targets = [desk / "store" / "birds"], [desk / "recipe.yaml", "--cache", desk / "cache"]
+    said = [CliRunner().invoke(cli, ["quarantine", command, *map(str, t)]).stderr for t in targets]
+
+    assert ["Rows are numbered from 0" in each for each in said] == [True, False]
+
+
 def test_show_prints_place_and_bytes_without_control_characters(desk):
     run_recipe(desk)
     output = call("show", desk / "store" / "birds", "--reason", "encoding")

@@ -47,8 +47,8 @@ def test_a_limit_stops_publication_and_names_count_share_limit_rows_and_remedy(p
         project.prepare("audit.quality.max_emails=0.01")
     assert str(caught.value) == (
         "the audit stopped publication: source 'sums': 2 of 40 rows (5.00%, limit 1.00%) contain "
-        "an email address: sums/sums.jsonl row 3, sums/sums.jsonl row 7. Fix the rows or the "
-        "template, or change audit.quality.max_emails"
+        "an email address: sums/sums.jsonl row 3, sums/sums.jsonl row 7; rows are numbered "
+        "from 0. Fix the rows or the template, or change audit.quality.max_emails"
     )
     assert caught.value.exit_code == 4
     assert not (project.root / "store").exists()

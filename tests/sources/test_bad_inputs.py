@@ -150,6 +150,73 @@ def test_1_damage_that_unbalances_an_array_stays_in_its_element(case, between, r
     assert source.quarantined["raw"].to_pylist() == [DAMAGE[case]]
 
 
+@pytest.mark.parametrize("between", [b" ", b", ", b",", b"  ,", b""])
+@pytest.mark.parametrize("case", DAMAGE)
+def test_1_damage_on_a_line_of_several_objects_costs_one_object(case, between, read_bytes):
+    line = between.join([GOOD, DAMAGE[case], ALSO_GOOD, GOOD])
+
+    source = read_bytes(GOOD + b"\n" + line + b"\n" + line)
+
+    assert source.validated["row"].to_pylist() == [0, 1, 3, 4, 5, 7, 8]
+    assert source.quarantined["row"].to_pylist() == [2, 6]
+    assert source.quarantined["raw"].to_pylist() == [DAMAGE[case]] * 2
+
+
+@pytest.mark.parametrize("case", DAMAGE)
+def test_1_damage_in_an_array_with_several_objects_on_a_line_costs_one_object(case, read_bytes):
+    good, bad = b", ".join([GOOD] * 3), b", ".join([GOOD, DAMAGE[case], ALSO_GOOD])
+
+    source = read_bytes(b"[" + b",\n".join([good, bad, good, good]) + b"]", "rows.json")
+
+    assert source.validated["row"].to_pylist() == [0, 1, 2, 3, *range(5, 12)]
+    assert source.quarantined["raw"].to_pylist() == [DAMAGE[case]]
+
+
+def test_1_two_objects_on_a_line_of_which_the_first_is_open(read_bytes):
+    source = read_bytes(DAMAGE["missing-brace"] + b" " + ALSO_GOOD)
+
+    assert source.validated["row"].to_pylist() == [1]
+    assert source.quarantined["raw"].to_pylist() == [DAMAGE["missing-brace"]]
+
+
+INSIDE = [b'[{"text": "a"}]', b'[{"id": 1}, {"text": "a"}, {"text": "b"}]', b'{"text": "a"}']
+
+
+@pytest.mark.parametrize("inside", INSIDE)
+def test_1_objects_inside_a_broken_one_are_not_rows(inside, read_bytes):
+    broken = b'{"text": "q", "n" 1, "replies": %b}' % inside
+    line = b", ".join([broken, b'{"text": "c"}', b'{"text": "d"}'])
+
+    source = read_bytes(b'{"text": "a"}\n' + line, format="text")
+
+    assert source.texts == [[("assistant", text)] for text in "acd"]
+    assert source.quarantined["raw"].to_pylist() == [broken]
+
+
+@pytest.mark.parametrize("inside", INSIDE)
+def test_1_objects_that_may_be_inside_a_broken_one_are_counted_in_its_detail(inside, read_bytes):
+    broken = b'{"text": "q", "n" 1, "replies": %b' % inside.removesuffix(b"]")
+    line = b", ".join([broken, b'{"text": "c"}', b'{"text": "d" 1}'])
+
+    source = read_bytes(b'{"text": "a"}\n' + line, format="text")
+
+    assert source.texts == [[("assistant", "a")]]
+    (bad,) = source.quarantined.to_pylist()
+    number = line.count(b'{"text":')
+    assert f"; {number} objects begin in its {len(line)} bytes" in bad["detail"]
+
+
+@pytest.mark.parametrize("key", ["input", "output"])
+def test_1_an_object_that_is_closed_too_early_is_no_row(key, read_bytes):
+    rows = [b'{"instruction": "x", "output": "y", "input": "z"}'] * 3
+    rows[1] = rows[1].replace(b', "%b"' % key.encode(), b'}, "%b"' % key.encode())
+
+    source = read_bytes(GOOD + b"\n" + b" ".join(rows))
+
+    assert source.validated["row"].to_pylist() == [0, 1, 3]
+    assert source.quarantined["raw"].to_pylist() == [rows[1]]
+
+
 @pytest.mark.parametrize("case", ["open-string", "open-bracket", "missing-brace", "missing-quote"])
 def test_an_open_object_over_several_lines_swallows_no_other(case, read_bytes):
     objects = [GOOD, DAMAGE[case], ALSO_GOOD, GOOD]

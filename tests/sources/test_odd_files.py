@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 
 import orjson
 import pytest
@@ -130,6 +131,43 @@ def test_the_list_in_a_field_of_one_object_holds_the_rows(
 
     assert source.texts == TEXTS
     assert source.notes == {}
+
+
+@pytest.mark.parametrize("rows_at", ["of.part2", "of.part1", "more"])
+def test_other_lists_of_such_objects_are_named(rows_at, read_bytes):
+    lists = {"of.part1": ROWS[:3], "of.part2": ROWS, "more": ROWS[:5]}
+    parts = {"part1": ROWS[:3], "unlike": [{"x": 1}], "part2": ROWS}
+    data = json.dumps({"z": 1, "of": parts, "more": ROWS[:5]}).encode()
+
+    source = read_bytes(data, "rows.json", rows_at=rows_at)
+
+    assert source.validated.num_rows == len(lists.pop(rows_at))
+    assert source.extra_fields == {f"list '{name}'": len(rows) for name, rows in lists.items()}
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        (
+            {"meta": {"x": 1}, "of": {"data": ROWS}},
+            "If the rows are in the list 'of.data', set `rows_at: of.data`",
+        ),
+        (
+            {"of": {"part 1": ROWS}, "part2": ROWS},
+            "The file has 2 lists of objects: 'of.part 1', 'part2'. A source reads one of them: "
+            'for the first, set `rows_at: "of.part 1"`. Make each list that you want a source of',
+        ),
+        ({"a": {"x": 1}, "b": {"x": 2}}, "Its objects are in one object"),
+    ],
+)
+def test_the_lists_of_an_only_object_are_named(value, says, read_bytes):
+    with pytest.raises(SourceError, match=re.escape(says)):
+        read_bytes(json.dumps(value).encode(), "rows.json")
+
+
+def test_rows_that_are_lists_are_called_so(read_bytes):
+    with pytest.raises(SourceError, match="jsonl' are lists, which match no known format"):
+        read_bytes(b"[1, 2]\n[3, 4]\n")
 
 
 def test_objects_in_a_row_over_several_lines_are_not_rows(read_bytes):

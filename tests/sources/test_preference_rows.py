@@ -4,6 +4,7 @@ import json
 
 import pyarrow as pa
 import pytest
+import yaml
 
 from packhouse.read import read_shard, scan_source
 from packhouse.recipe import SourceConfig, ValidateConfig
@@ -23,6 +24,7 @@ OPENAI = {
     "preferred_output": [A],
     "non_preferred_output": [B],
 }
+TIES = ["b", "tie", None, "it's: a tie"]
 TALK = [U, {"role": "assistant", "content": "x"}, {"role": "user", "content": "y"}]
 
 
@@ -33,7 +35,8 @@ def read(tmp_path, *rows, **settings):
     (shard,) = scan_source(source, 2**25)
     found = read_shard(shard, source, ValidateConfig(), "prompt")
     bad = found.quarantined.num_rows
-    assert found.num_records + found.extra_paths == found.validated.num_rows + bad
+    kept = found.validated.num_rows + found.dropped.num_rows
+    assert found.num_records + found.extra_paths == kept + bad
     return found
 
 
@@ -83,10 +86,20 @@ def test_both_sides_are_read_after_a_prompt_that_is_not_trained(row, tmp_path):
     [
         (
             {"response_a": "a", "response_b": "b", "winner": "tie"},
-            "label",
-            "neither response_a nor",
+            "winner",
+            "nor response_b; to leave such rows out, set `where: winner != 'tie'`",
         ),
-        ({"response_1": "a", "response_2": "b", "winner": 0}, "label", "winner is '0'"),
+        ({"response_1": "a", "response_2": "b", "winner": 0}, "winner", "winner is '0'"),
+        (
+            {"response_a": "a", "response_b": "b", "winner": None},
+            "winner",
+            "set `where: winner is not null`",
+        ),
+        (
+            {"response_a": "a", "response_b": "b", "winner": "it's: a tie"},
+            "winner",
+            "set `where: \"winner != 'it''s: a tie'\"`",
+        ),
         (
             {"messages": [U, A], "chosen": A, "rejected": B},
             "no_prompt",
@@ -103,6 +116,18 @@ def test_no_answer_is_chosen_that_the_row_does_not_name(row, reason, says, row_f
     assert (bad["reason"], says in bad["detail"]) == (reason, True)
 
 
+def test_rows_without_a_winner_are_left_out_as_the_detail_says(tmp_path):
+    rows = [{"prompt": "q", "response_a": "a", "response_b": "b", "winner": w} for w in TIES]
+    where = []
+    for bad in read(tmp_path, *rows).quarantined.to_pylist():
+        where.append(yaml.safe_load(bad["detail"].split("`")[1])["where"])
+
+    found = read(tmp_path, *rows, where=where)
+
+    assert (found.validated.num_rows, found.quarantined.num_rows) == (1, 0)
+    assert found.dropped.num_rows == 3
+
+
 def test_without_a_rejected_answer_only_the_chosen_one_can_win(tmp_path):
     rows = [{"prompt": "q", "response_a": "a", "winner": winner} for winner in "ab"]
     fields = {"chosen": "response_a", "winner": "winner"}
@@ -111,7 +136,11 @@ def test_without_a_rejected_answer_only_the_chosen_one_can_win(tmp_path):
 
     assert [turn[1] for turn in turns(found.validated)[0]] == ["q", "a"]
     (bad,) = found.quarantined.to_pylist()
-    assert (bad["row"], bad["detail"]) == (1, "winner is 'b', which is not response_a")
+    assert (bad["row"], bad["detail"]) == (
+        1,
+        "winner is 'b', which is not response_a; "
+        "to leave such rows out, set `where: winner != 'b'`",
+    )
 
 
 def test_turns_that_both_sides_share_are_their_prompt(tmp_path):

@@ -98,10 +98,9 @@ def _list_dataset(store: ObjectStore, dataset: str, as_json: bool) -> None:
         if as_json:
             echo_json(rows)
             return
-        columns = ("version", "published", "refs", "rows_in", "packs", "tokens", "bytes")
+        columns = ("version", "published", "refs", "records", "packs", "tokens", "bytes")
         rows = [row | {"refs": ", ".join(row["refs"])} for row in rows]
-        heads = [name.replace("_", " ") for name in columns]
-        print_table(heads, [[row[name] for name in columns] for row in rows])
+        print_table(columns, [[row[name] for name in columns] for row in rows])
 
 
 def _summary(manifest: Manifest) -> dict[str, object]:
@@ -113,7 +112,7 @@ def _summary(manifest: Manifest) -> dict[str, object]:
         "content_id": manifest.content_id,
         "splits": manifest.splits(),
         "files": len(manifest.files),
-        "rows_in": ledger[0].rows_in if ledger else None,
+        "records": ledger[-1].rows_out if ledger else None,
         "packs": sum(entry.rows for entry in data),
         "tokens": sum(entry.tokens for entry in data),
         "bytes": manifest.num_bytes,

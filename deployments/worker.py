@@ -68,6 +68,7 @@ def end_runs_in_order(within_s: float = RUNS_END_WITHIN_S) -> None:
                     task_status.started(pid)
 
         try:
+            # Not all of anyio's TaskStatus: Prefect calls `started` with the process ID.
             return await run(worker, flow_run, configuration, Status())  # type: ignore[arg-type]
         finally:
             alive.difference_update(pids)
@@ -85,7 +86,7 @@ def end_runs_in_order(within_s: float = RUNS_END_WITHIN_S) -> None:
         # With the exception that stops the worker, this would kill the runs instead of waiting.
         await teardown(worker, None, None, None)
 
-    # Prefect has no setting for this.
+    # Prefect has no setting for this, so its methods are replaced, which mypy does not allow.
     ProcessWorker.run = noted  # type: ignore[method-assign]
     ProcessWorker.teardown = wait_for_runs  # type: ignore[method-assign]
 

@@ -405,7 +405,7 @@ def _lines_of(rows: list[dict[str, Any]], target: str) -> dict[tuple[str, int], 
 
 
 def _explain_row_numbers(rows: list[dict[str, Any]], lines: Mapping[tuple[str, int], int]) -> None:
-    """Say how rows are numbered if a row of a text file is named without its line."""
+    """Explain how rows are numbered if a row of a text file is named without its line."""
     texts = [row for row in rows if row["byte_offset"] is not None]
     if any((row["source"], row["row"]) not in lines for row in texts):
         print_note(

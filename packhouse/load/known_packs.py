@@ -1,6 +1,6 @@
 """Remember packs, so that a guarded model notices lost record boundaries; warn without a guard.
 
-A batch does not say how many records its rows had before a collator or trainer changed them. So
+A batch does not show how many records its rows had before a collator or trainer changed them. So
 this process remembers where the second record of each pack begins. If a batch has the same tokens
 at the same place of a single record, its boundaries are lost. A place is one number, made of 48
 tokens: 16 spread over the first record, and 16 on both sides of the boundary. Nothing else is read,

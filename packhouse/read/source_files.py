@@ -249,7 +249,7 @@ def _local(path: Path, root: Path) -> SourceFile:
         raise SourceError(f"source {os.fsencode(path)!r} {what}")
     # `Path.resolve` would follow the links of parents, and the URI would name another folder than
     # the recipe does; `Path.absolute` would keep `..`.
-    uri = os.path.abspath(path)  # noqa: PTH100
+    uri = os.path.abspath(path)  # noqa: PTH100 - Path.resolve would follow links
     name = path.relative_to(root).as_posix()
     return SourceFile(uri, name, status.st_size, str(status.st_mtime_ns))
 

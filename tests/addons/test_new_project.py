@@ -57,7 +57,7 @@ def test_a_sigterm_of_make_reaches_the_program_that_serves(tmp_path):
         deadline = time.monotonic() + 60
         while not pid.exists():
             assert time.monotonic() < deadline
-            time.sleep(0.05)  # until it serves
+            time.sleep(0.05)  # the file appears when it serves; there is nothing to wait on
         make.terminate()
     serving = int(pid.read_text())
     try:

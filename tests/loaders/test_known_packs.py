@@ -165,7 +165,7 @@ def test_warnings_name_the_users_line(tmp_path, monkeypatch):
     )
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        version.train  # noqa: B018
+        version.train  # noqa: B018 - reading the property warns
         other, cache = pa.table({"q": ["Red", "Blue"], "a": ["Green", "Pink"]}), tmp_path / "cache"
         names = {"query_field": "q", "resp_field": "a"}
         make_supervised_dataset(tokenizer, other, **names, pack_len=512, cache=cache)

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from flows.backfill import backfill  # noqa: F401 - the entrypoints of the tests' deployments
-from flows.prepare import prepare  # noqa: F401
+from flows.prepare import prepare  # noqa: F401 - likewise
 from packhouse.run.steps import STEPS
 from tasks import chain
 
